@@ -7,13 +7,13 @@ export JOBS
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
-        format tidy install wheel clean deps-build deps-test deps-shared \
-        deps-check deps-wheel deps-vllm test-lmcache bench-lmcache \
-        test-sglang deps-sglang
+        performance format tidy install wheel clean deps-build deps-test \
+        deps-shared deps-check deps-wheel deps-vllm test-lmcache \
+        bench-lmcache test-sglang deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
-	    printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	    printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 run: build ## build, then the example engine: compute, restart, load
 	@build/release/bin/engine demo
@@ -34,7 +34,7 @@ test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 test-core: deps-test ## the quick loop: tests of src/base and src/store
 	@scripts/run-tests dev --core
 
-test-one: deps-test ## T=store/model (by ctest), or T=tests/e2e/test_cli.py
+test-one: deps-test ## one test: T=store/model, or T=tests/e2e/test_cli.py
 	@scripts/run-tests dev $(if $(filter %.py,$(T)),-R '^$$' --pytest,-R) $(T)
 
 test-vllm: deps-build deps-test deps-vllm ## real vLLM; VERSIONS=0.29.0 or =all
@@ -58,7 +58,7 @@ test-shared: deps-shared ## the shared tier, with servers that take minutes
 test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
 	@scripts/run-lmcache-tests
 
-vllm-drift: ## has every release of vLLM what the connector uses? Renews lists
+vllm-drift: ## has every vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift
 
 bench: build ## larder bench, then beside its peers; or ARGS="shm-get --size 1M"
@@ -82,6 +82,9 @@ check: deps-check ## all that takes longer; one step: make check STEPS="asan"
 
 coverage: deps-test ## executed lines of src/store, as a table
 	@scripts/coverage
+
+performance: ## renews the tables of docs/performance.md from bench/results
+	@scripts/performance
 
 format: ## clang-format over the C files
 	@scripts/format

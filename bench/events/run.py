@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/events/run.py: what KV events of a node cost (docs/routing.md).
+"""bench/events/run.py: what KV events of a node cost (docs/guide/routing.md).
 
     bench/events/run.py [--chunks 20000] [--times 5]
 

@@ -38,8 +38,6 @@ ldd "$out"/bin/* "$out/lib/liblarder.so" | awk '$2 == "=>" { print $3 }' |
     done
 cp -r python/larder_kv "$out/python/"
 cp -r bench/gpu "$out/bench/"
-mkdir -p "$out/bench/vllm"
-cp bench/vllm/plot.py "$out/bench/vllm/"
 find "$out" -name __pycache__ -prune -exec rm -rf {} +
 git rev-parse --short HEAD > "$out/COMMIT"
 [ -z "$(git status --porcelain)" ] || sed -i 's/$/ and changes/' "$out/COMMIT"

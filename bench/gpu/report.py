@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What bench/gpu/run.py measured, as markdown and as a picture.
+"""What bench/gpu/run.py measured, as markdown.
 
-    bench/gpu/report.py FILE.json... [--svg FILE] [--docs]
+    bench/gpu/report.py FILE.json... [--docs]
 
 Several files are put together, later ones win. --docs writes between the marks
-<!-- gpu --> and <!-- end of gpu --> of docs/performance.md, and the picture
-to docs/img/gpu-ttft.svg.
+<!-- gpu --> and <!-- end of gpu --> of bench/results/gpu.md. Then `make
+performance` takes docs/performance.md and its picture from there.
 """
 import argparse
 import json
@@ -14,18 +14,15 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(HERE.parent / "vllm")]
+sys.path.insert(0, str(HERE))
 
 import faults
 import load
 import nohit
-import plot
 import pressure
 import ttft
 from proof import middle
 
-PLOTTED = ("cold", "own", "native", "dram", "restart", "ssd")
-COLOURS = ["#9aa3ad", "#d9a441", "#7a5c9e", "#1f4e9c", "#6f9fe0", "#4f9d69"]
 SIZES = {"8b": "Qwen3-8B", "32b": "Qwen3-32B"}
 
 
@@ -230,25 +227,6 @@ def checks(results):
     return lines
 
 
-def picture(results):
-    """One panel a model; a bar for each kind of first token."""
-    plot.COLOURS = COLOURS
-    panels, names = [], [n for n in PLOTTED if any(
-        n in mine for short in SIZES for mine in results.get(
-            f"ttft-{short}", {}).get("rows", {}).values())]
-    for short, name in SIZES.items():
-        rows = results.get(f"ttft-{short}", {}).get("rows", {})
-        groups = [(f"{int(tokens):,} tokens", [
-            ttft.seconds(mine, n) * 1000 if n in mine else 0 for n in names])
-            for tokens, mine in rows.items()]
-        for text, values in groups:  # the largest would hide all others
-            panels.append((f"{name}, {text}", [("", values)], []))
-    if not panels:
-        return None
-    return plot.svg("Time to the first token, ms", [
-        ttft.NAMES[n].replace("engine ", "") for n in names], panels)
-
-
 PARTS = {"copy": copies_lines, "equality": equality_lines,
          "nohit": nohit_lines, "load": load_lines, "faults": faults_lines,
          "pressure": pressure_lines}
@@ -257,7 +235,7 @@ PARTS = {"copy": copies_lines, "equality": equality_lines,
 def markdown(results):
     lines = []
     for stage in ("copy", "equality", "ttft", "nohit", "load", "faults",
-                 , "pressure"):
+                  "pressure"):
         if stage == "ttft":
             keys = [f"ttft-{s}" for s in SIZES if f"ttft-{s}" in results]
             if keys:
@@ -288,7 +266,6 @@ def put(path, lines):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", nargs="+", type=pathlib.Path)
-    parser.add_argument("--svg", type=pathlib.Path)
     parser.add_argument("--docs", action="store_true")
     args = parser.parse_args()
     results = {}
@@ -296,12 +273,8 @@ def main():
         results.update(json.loads(path.read_text()))
     lines = markdown(results)
     print("\n".join(lines))
-    drawn = picture(results)
     if args.docs:
-        put(ROOT / "docs/performance.md", lines)
-        args.svg = args.svg or ROOT / "docs/img/gpu-ttft.svg"
-    if args.svg and drawn:
-        args.svg.write_text(drawn)
+        put(ROOT / "bench/results/gpu.md", lines)
 
 
 if __name__ == "__main__":

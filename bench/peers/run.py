@@ -51,7 +51,7 @@ def arguments():
     parser.add_argument("--json", help="every figure as a line, in this file")
     parser.add_argument("--svg", help="the plot, in this file")
     parser.add_argument("--docs", action="store_true",
-                        help="write docs/peers.md and docs/img/peers.svg")
+                        help="write bench/results/peers.md and docs/img/peers.svg")
     args = parser.parse_args()
     args.sizes = [size_of(s) for s in args.sizes.split(",")]
     args.stores = args.stores.split(",")
@@ -226,7 +226,7 @@ def main():
         pathlib.Path(svg).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(svg).write_text(plot.svg(best, limits, args))
     if args.docs:
-        table.write_docs(ROOT / "docs/peers.md", text)
+        table.write_docs(ROOT / "bench/results/peers.md", text)
     return 1 if missing else 0
 
 

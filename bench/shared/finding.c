@@ -1,7 +1,7 @@
 /*
  * How a node may find out what a shared tier holds, measured: manifests that it
  * follows, or probes for names when a request arrives. bench/shared/run.py
- * builds and runs it; docs/shared.md has the figures and what followed.
+ * builds and runs it; docs/concepts/shared.md has what followed.
  *
  *   finding seal                        sealing and opening records
  *   finding write-manifests DIR CHUNKS  what a merged tier would hold

@@ -2,11 +2,11 @@
  * How long a node takes to join a tier: until it can answer a match. It makes
  * a tier in a directory whose manifests name so many chunks (the objects are
  * not there: a match does not touch them), opens it as a node does, and looks
- * chunks up. docs/shared.md has the figures.
+ * chunks up. bench/results/shared.md has the figures.
  *
  *   join DIR CHUNKS MANIFESTS [LANES]    DIR must not exist
  *
- * docs/shared.md, "Following", has how to build it.
+ * bench/results/shared.md, "Joining", has how to build it.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How a node may find what a shared tier holds: manifests that it follows, or
 probes when a request arrives; and what sealing records costs. Prints what
-docs/shared.md repeats.
+docs/concepts/shared.md repeats.
 
 bench/shared/run.py [--chunks N] [--dir DIR] [--build DIR] [--no-cold]
 

@@ -7,7 +7,7 @@ bench/shared/valkey.py [--build DIR] [--rounds N] [--seconds S]
 Both move values of the same size by as many connections, to and from one
 server on loopback, which keeps nothing on disk. They take turns, and of each
 the best round counts: whatever else the machine does at a time slows down
-either. Prints bytes per second and their ratio, as docs/shared.md has them.
+either. Prints bytes per second and their ratio, as bench/results/shared.md has them.
 """
 import argparse
 import csv

@@ -521,7 +521,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="where figures go",
                         default=rig.ROOT / "build/vllm-bench/overhead.json")
     parser.add_argument("--docs", action="store_true",
-                        help="write them into docs/vllm-proof.md")
+                        help="write them into bench/results/vllm.md")
     args = parser.parse_args()
     known = json.loads(args.json.read_text()) if args.json.exists() else {}
     for name in args.parts or PARTS:
@@ -532,7 +532,7 @@ def main():
         lines = table(known[name])
         print("\n".join(lines), flush=True)
         if args.docs:
-            put(rig.ROOT / "docs/vllm-proof.md", name, lines)
+            put(rig.ROOT / "bench/results/vllm.md", name, lines)
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def main():
     parser.add_argument("--json", type=pathlib.Path, help="where figures go",
                         default=ROOT / "build/vllm-bench/serve.json")
     parser.add_argument("--docs", action="store_true",
-                        help="into docs/vllm-proof.md and docs/img/vllm-serve.svg")
+                        help="into bench/results/vllm.md and docs/img/vllm-serve.svg")
     parser.add_argument("--from", dest="saved", type=pathlib.Path,
                         help="measure nothing: take the figures of this file")
     args = parser.parse_args()
@@ -202,7 +202,7 @@ def main():
     tables = bench_table(results) + [""] + turn_table(results)
     print("\n".join(tables))
     if args.docs:
-        put(ROOT / "docs/vllm-proof.md", "serve", tables)
+        put(ROOT / "bench/results/vllm.md", "serve", tables)
         (ROOT / "docs/img/vllm-serve.svg").write_text(picture(results))
 
 

@@ -234,8 +234,8 @@ typedef struct larder_open_params {
  *   tcp://HOST:PORT[,...]?...  a daemon elsewhere; several addresses are
  *       alternatives for the same one
  *
- * The options are listed by `larder options` and in docs/options.md; sizes
- * take K, M, G, T (powers of 1024).
+ * The options are listed by `larder options` and in docs/reference/options.md;
+ * sizes take K, M, G, T (powers of 1024).
  *
  *   larder_t *lar = NULL;
  *   st = larder_open("embed:/var/cache/kv?dram=4G&ssd=100G", NULL, &lar);
@@ -715,9 +715,9 @@ LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
  * If the layout says what is inside a page (larder_pages_t), the space fixes
  * the slices: ranges of the model's KV heads and layers. Then any engine reads
  * what any other saved, whatever their tensor and pipeline parallel sizes,
- * block sizes and orders of bytes in a page (docs/layout.md). If it does not, a
- * page is opaque: a shard is one rank's pages of the chunk's blocks, layer by
- * layer, and only a rank with the same memory can use it.
+ * block sizes and orders of bytes in a page (docs/concepts/layout.md). If it
+ * does not, a page is opaque: a shard is one rank's pages of the chunk's
+ * blocks, layer by layer, and only a rank with the same memory can use it.
  *
  * A layout is never changed and may be used by any number of threads, with any
  * number of spaces of its chunk_tokens, until it is destroyed. The memory it
@@ -968,7 +968,7 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
 /* ---- hand-offs ----------------------------------------------------------
  *
  * One engine computes a prompt (the prefill side), another goes on with the
- * request (the decode side): docs/handoff.md.
+ * request (the decode side): docs/guide/handoff.md.
  *
  *   prefill: larder_promise() when the request arrives; larder_prefix_save() as
  *            it computes; larder_handoff(ANSWERED) when it answers, with the
@@ -1273,9 +1273,9 @@ LARDER_API larder_status_t larder_metrics(larder_t *lar, char *text,
 
 /* ---- the shared tier ----------------------------------------------------
  *
- * Storage that several nodes use (docs/shared.md); option shared gives a node
- * one. Larder writes nothing to a directory before larder_shared_create() made
- * it a tier: it could be a mount point without its mount.
+ * Storage that several nodes use (docs/guide/shared.md); option shared gives a
+ * node one. Larder writes nothing to a directory before larder_shared_create()
+ * made it a tier: it could be a mount point without its mount.
  */
 
 /* Makes the storage at url a tier. url: as option shared has it. login: as
@@ -1287,7 +1287,7 @@ LARDER_API larder_status_t larder_shared_create(const char *url,
 /* ---- options of connectors ----------------------------------------------
  *
  * The options of an engine's connector are in the table of all options
- * (docs/options.md, place "connector").
+ * (docs/reference/options.md, place "connector").
  */
 
 /* The name of the index-th of them; NULL after the last. */

@@ -1,4 +1,4 @@
-"""Larder for Python: a client of a node (docs/python.md), and connectors.
+"""Larder for Python: a client of a node (docs/reference/python.md), and connectors.
 
     with larder_kv.open("unix:/run/larder/larder.sock") as node:
         with node.space("my model, bf16") as space:

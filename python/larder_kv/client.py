@@ -1,4 +1,4 @@
-"""The Python API: docs/python.md is its manual.
+"""The Python API: docs/reference/python.md is its manual.
 
 Every call may be made from any thread and lets other threads run meanwhile;
 nothing may run beside close() of the same node. A failed call raises a

@@ -4,7 +4,7 @@
  *
  * The file has lines `name = value`, `#` comments, `dir = DIR` for each
  * directory, and then sections `[tenant NAME]` with the keys of the table
- * below. docs/options.md has the manual.
+ * below. docs/reference/options.md has the manual.
  */
 #pragma once
 

@@ -14,7 +14,7 @@
 #define LINE 64u
 /* How far ahead of a copy its source is asked for. The CPU's own prefetching
  * stops at every page of 4 KiB, which costs a tenth of the speed. How far, and
- * to which cache, was measured (docs/performance.md): asked for past the
+ * to which cache, was measured (bench/results/copies.md): asked for past the
  * caches, as what is read once might be, it comes at half the speed on Intel's
  * CPUs, and a fifth faster on AMD's with AVX-512. */
 #define AHEAD 2048u

@@ -1,7 +1,7 @@
 /*
  * The one table of figures. Prometheus text, the JSON of /status.json, `larder
- * stat`, what the wire carries and docs/metrics.md are made of it; `larder top`
- * and the dashboard read them by these names.
+ * stat`, what the wire carries and docs/reference/metrics.md are made of it;
+ * `larder top` and the dashboard read them by these names.
  *
  * A map has the figures of one struct, row by row:
  *

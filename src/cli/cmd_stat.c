@@ -233,7 +233,7 @@ static int stat_run(const ldr_args_t *args, larder_t *lar)
     return stat_show(args, lar, &stats);
 }
 
-/* A table of docs/metrics.md. */
+/* A table of docs/reference/metrics.md. */
 static void figures_markdown(int first, int end)
 {
     printf("| metric | type | labels | meaning |\n|---|---|---|---|\n");

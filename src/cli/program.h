@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <stdbool.h>
 
-/* Exit codes, those of docs/cli.md. */
+/* Exit codes, those of docs/reference/cli.md. */
 enum {
     LDR_EXIT_OK = 0,
     LDR_EXIT_NO = 1,    /* get: a miss; fsck: damage that is still there */

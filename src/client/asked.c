@@ -5,7 +5,7 @@
  * it asked for, so that it can say of the others that they ask again.
  *
  * It remembers the last requests and chunks only, and forgets the oldest:
- * nothing depends on it but the figures of hits (docs/metrics.md).
+ * nothing depends on it but the figures of hits (docs/reference/metrics.md).
  */
 #include "base/bytes.h"
 #include "base/thread.h"
@@ -67,9 +67,9 @@ bool ldr_asked_before(larder_space_t *space, const larder_key_t *keys,
 
         if (a != NULL) {
             /* All of it by the same call is another request. */
-            bool anew = i == 0 && chunk.last && a->group == group && !holds;
+            bool another = i == 0 && chunk.last && a->group == group && !holds;
 
-            before = !a->used && !anew;
+            before = !a->used && !another;
             a->used |= holds;
             break;
         }

@@ -105,7 +105,7 @@ typedef struct ldr_asked {
     uint32_t number; /* 0: none */
     uint32_t s;      /* when */
     uint32_t group;
-    bool used; /* it was staged: who asks now, asks anew */
+    bool used; /* it was staged: whoever asks now begins another request */
 } ldr_asked_t;
 
 /* Four bytes, so that a long chain touches few lines of the cache. Two chunks
@@ -173,7 +173,7 @@ struct larder {
     const ldr_options_t *options;
     const ldr_clock_t *clock;
     const ldr_log_t *log;
-    bool poison_told;    /* a broken invariant was, in the log */
+    bool poison_logged;  /* a broken invariant was, in the log */
     bool manual;         /* no threads: the node's driver is the caller */
     uint64_t fork_count; /* when it was opened */
     /* Of spaces that are opened without one; wiped at close. */

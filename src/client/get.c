@@ -10,10 +10,11 @@ static size_t ask_staged(ldr_transfer_t *t, ldr_ask_t *q, uint8_t *at)
     ldr_rows_out_t rows =
         ldr_rows_begin(&t->talk, at, LDR_PLACE_BYTES, t->op->load->token);
 
-    while (t->todo.count > 0 && q->count < LDR_ASK_ITEMS) {
-        const larder_item_t *item = &t->op->items[t->todo.item[t->todo.head]];
+    while (t->unasked.count > 0 && q->count < LDR_ASK_ITEMS) {
+        const larder_item_t *item =
+            &t->op->items[t->unasked.item[t->unasked.head]];
 
-        q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
+        q->item[q->count++] = (uint16_t)ldr_unasked_pop(&t->unasked);
         ldr_rows_add(&rows, item, 0, 0);
     }
     return ldr_rows_end(&rows, t->op->flags & LDR_BATCH_AGAIN);
@@ -24,14 +25,15 @@ static size_t ask_names(ldr_transfer_t *t, ldr_ask_t *q, uint8_t *at)
     uint64_t most = t->begun ? t->most_bytes : t->first_bytes, sum = 0;
     ldr_rows_out_t rows = ldr_rows_begin(&t->talk, at, LDR_NAME_BYTES, NULL);
 
-    while (t->todo.count > 0 && q->count < LDR_ASK_FEW) {
-        const larder_item_t *item = &t->op->items[t->todo.item[t->todo.head]];
+    while (t->unasked.count > 0 && q->count < LDR_ASK_FEW) {
+        const larder_item_t *item =
+            &t->op->items[t->unasked.item[t->unasked.head]];
         size_t room = ldr_item_bytes(item);
 
         if (q->count > 0 && sum + room > most) {
             break;
         }
-        q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
+        q->item[q->count++] = (uint16_t)ldr_unasked_pop(&t->unasked);
         ldr_rows_add(&rows, item, room, 0);
         sum += ldr_min64(room, LARDER_VALUE_MAX);
     }
@@ -118,7 +120,7 @@ static void release(ldr_transfer_t *t)
         t->path->end(t->talk.link, LDR_OP_RELEASE, t->ends, t->end_count);
     }
     t->end_count = 0;
-    t->untold = 0;
+    t->unended_bytes = 0;
 }
 
 static void get_take(ldr_transfer_t *t, ldr_ask_t *q,
@@ -136,7 +138,7 @@ static void get_take(ldr_transfer_t *t, ldr_ask_t *q,
             continue;
         }
         if (asks_again(t, q, &row, ok)) {
-            ldr_todo_push(&t->todo, q->item[i]);
+            ldr_unasked_push(&t->unasked, q->item[i]);
             t->ahead = 1;
             continue;
         }

@@ -50,7 +50,7 @@ static void fork_watch(void)
 /* Says it once for each handle: its owner may read only that handle's log. */
 static larder_status_t poisoned(larder_t *lar)
 {
-    if (!__atomic_exchange_n(&lar->poison_told, true, __ATOMIC_RELAXED)) {
+    if (!__atomic_exchange_n(&lar->poison_logged, true, __ATOMIC_RELAXED)) {
         ldr_error(lar->log, "%s; this process gets no more answers from larder",
                   ldr_broken_text());
     }

@@ -1,4 +1,4 @@
-/* Hand-offs between engines: see larder.h and docs/handoff.md. */
+/* Hand-offs between engines: see larder.h and docs/guide/handoff.md. */
 #include <string.h>
 
 #include "base/hash.h"

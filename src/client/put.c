@@ -21,13 +21,13 @@ static void ask_present(ldr_transfer_t *t)
     const larder_item_t *items[LDR_ASK_ITEMS];
     uint16_t index[LDR_ASK_ITEMS];
     ldr_results_t results;
-    uint32_t left = t->path->carries ? t->todo.count : 0;
+    uint32_t left = t->path->carries ? t->unasked.count : 0;
 
     while (left > 0 && t->status == LARDER_OK) {
         uint32_t n = (uint32_t)ldr_min64(left, LDR_ASK_ITEMS);
 
         for (uint32_t i = 0; i < n; i++) {
-            index[i] = (uint16_t)ldr_todo_pop(&t->todo);
+            index[i] = (uint16_t)ldr_unasked_pop(&t->unasked);
             items[i] = &t->op->items[index[i]];
         }
         left -= n;
@@ -42,7 +42,7 @@ static void ask_present(ldr_transfer_t *t)
                 row.status == LARDER_OK) {
                 t->op->items[index[i]].status = LARDER_PRESENT;
             } else {
-                ldr_todo_push(&t->todo, index[i]);
+                ldr_unasked_push(&t->unasked, index[i]);
             }
         }
     }
@@ -55,15 +55,16 @@ static void put_ask(ldr_transfer_t *t, ldr_ask_t *q)
                                          LDR_SAVE_BYTES, NULL);
     uint32_t pieces = 0;
 
-    while (t->todo.count > 0 && q->count < LDR_ASK_FEW) {
-        const larder_item_t *item = &t->op->items[t->todo.item[t->todo.head]];
+    while (t->unasked.count > 0 && q->count < LDR_ASK_FEW) {
+        const larder_item_t *item =
+            &t->op->items[t->unasked.item[t->unasked.head]];
         size_t one = ldr_item_bytes(item);
 
         pieces += t->path->carries ? item->iov_count : 0;
         if (q->count > 0 && (sum + one > most || pieces > LARDER_IOV_MAX)) {
             break;
         }
-        q->item[q->count++] = (uint16_t)ldr_todo_pop(&t->todo);
+        q->item[q->count++] = (uint16_t)ldr_unasked_pop(&t->unasked);
         ldr_rows_add(&rows, item, one, t->path->carries ? item_crc(item) : 0);
         sum += one;
     }
@@ -124,7 +125,7 @@ static void commit(ldr_transfer_t *t)
         }
     }
     t->end_count = 0;
-    t->untold = 0;
+    t->unended_bytes = 0;
 }
 
 /* ---- taking ---- */
@@ -176,7 +177,7 @@ static void put_take(ldr_transfer_t *t, ldr_ask_t *q,
         bool full = row.status == LARDER_E_FULL || row.status == LARDER_E_LIMIT;
         if (row.status == LARDER_PENDING ||
             (full && !t->path->carries && (!q->alone || ok > 0))) {
-            ldr_todo_push(&t->todo, q->item[i]);
+            ldr_unasked_push(&t->unasked, q->item[i]);
             continue;
         }
         t->progress = true;

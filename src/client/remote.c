@@ -175,7 +175,7 @@ static size_t put_prefix(uint8_t *at, const ldr_talk_t *v,
 }
 
 /* A node that cannot be asked has nothing, for that cause. */
-static larder_status_t unasked(larder_status_t st, larder_match_t *out)
+static larder_status_t could_not_ask(larder_status_t st, larder_match_t *out)
 {
     if (st != LARDER_E_OFFLINE && st != LARDER_E_DEADLINE) {
         return st;
@@ -201,7 +201,7 @@ static larder_status_t remote_match(larder_space_t *space,
 
     *out = (larder_match_t){.cause = LARDER_CAUSE_NONE};
     if (st != LARDER_OK) {
-        return unasked(st, out);
+        return could_not_ask(st, out);
     }
     for (uint32_t at = 0; st == LARDER_OK && at < prefix->count;) {
         uint32_t take = (uint32_t)ldr_min64(prefix->count - at, LDR_MATCH_KEYS);
@@ -223,7 +223,7 @@ static larder_status_t remote_match(larder_space_t *space,
         at = one && m.chunks == take ? at + take : prefix->count;
     }
     ldr_talk_end(&v, st);
-    return unasked(st, out);
+    return could_not_ask(st, out);
 }
 
 static void remote_announce(larder_space_t *space, const ldr_announce_t *a,
@@ -438,7 +438,7 @@ static larder_status_t remote_stage(larder_space_t *space,
     larder_status_t st = ldr_talk_begin(&v, lar->remote, &space->ref, &stop);
 
     if (st != LARDER_OK) {
-        return unasked(st, match);
+        return could_not_ask(st, match);
     }
     uint8_t *at = ldr_body(v.call.buffer);
     size_t bytes = ldr_put_worth(at, worth);
@@ -470,7 +470,7 @@ static larder_status_t remote_stage(larder_space_t *space,
     }
     ldr_talk_end(&v, st == LARDER_E_NO_MEMORY ? LARDER_OK : st);
     *match = staged.match;
-    return unasked(st, match);
+    return could_not_ask(st, match);
 }
 
 static larder_status_t remote_map(larder_space_t *space, larder_lease_t *lease,

@@ -25,8 +25,8 @@ static void rooms_ask(ldr_transfer_t *t, ldr_ask_t *q)
     /* A bounce buffer is small. */
     uint32_t most = t->answers ? LDR_ASK_FEW : LDR_ASK_ITEMS;
 
-    while (t->todo.count > 0 && q->count < most) {
-        uint32_t i = ldr_todo_pop(&t->todo);
+    while (t->unasked.count > 0 && q->count < most) {
+        uint32_t i = ldr_unasked_pop(&t->unasked);
 
         ldr_rows_add(&rows, &r->items[i], r->lease->rooms[i].length, 0);
         q->item[q->count++] = (uint16_t)i;
@@ -69,7 +69,7 @@ static void rooms_take(ldr_transfer_t *t, ldr_ask_t *q,
             return;
         }
         if (row.status == LARDER_PENDING) {
-            ldr_todo_push(&t->todo, q->item[i]);
+            ldr_unasked_push(&t->unasked, q->item[i]);
         } else {
             room_take(t, r->lease->held, &r->lease->rooms[q->item[i]], &row,
                       segs);
@@ -111,7 +111,7 @@ larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
             lease->rooms[i].status = LARDER_PENDING;
         }
         if (st == LARDER_OK && lease->rooms[i].status == LARDER_PENDING) {
-            ldr_todo_push(&t.todo, (uint32_t)i);
+            ldr_unasked_push(&t.unasked, (uint32_t)i);
         }
     }
     if (st != LARDER_OK) {

@@ -135,7 +135,8 @@ static ldr_ask_t *ask_back(ldr_transfer_t *t, ldr_results_t *results)
 
 static bool more(const ldr_transfer_t *t, const ldr_results_t *answered)
 {
-    return t->ops->more != NULL ? t->ops->more(t, answered) : t->todo.count > 0;
+    return t->ops->more != NULL ? t->ops->more(t, answered)
+                                : t->unasked.count > 0;
 }
 
 larder_status_t ldr_transfer_begin(ldr_transfer_t *t, larder_t *lar,
@@ -156,9 +157,9 @@ larder_status_t ldr_transfer_begin(ldr_transfer_t *t, larder_t *lar,
     t->flying = 0;
     t->begun = t->progress = t->over = false;
     t->end_count = t->corrupt_count = 0;
-    t->untold = 0;
+    t->unended_bytes = 0;
     t->bulk = NULL;
-    t->todo.head = t->todo.count = 0;
+    t->unasked.head = t->unasked.count = 0;
     for (unsigned i = 0; i < LDR_ASKS; i++) {
         t->ask[i].sent = t->ask[i].taken = false;
         t->ask[i].call.buffer = NULL;
@@ -208,8 +209,8 @@ void ldr_transfer_end(ldr_transfer_t *t, larder_status_t st)
         }
         ldr_buffer_give(t->talk.remote, q->call.buffer);
     }
-    while (t->todo.count > 0) {
-        refuse(t, ldr_todo_pop(&t->todo));
+    while (t->unasked.count > 0) {
+        refuse(t, ldr_unasked_pop(&t->unasked));
     }
     if (t->corrupt_count > 0 && t->status == LARDER_OK) {
         ldr_report(&t->talk, t->corrupt, t->corrupt_count);
@@ -241,7 +242,7 @@ void ldr_transfer_items(ldr_op_t *op, const ldr_transfer_ops_t *ops,
             item->status = LARDER_E_SIZE;
         }
         if (item->status == LARDER_OK) {
-            ldr_todo_push(&t.todo, (uint32_t)i);
+            ldr_unasked_push(&t.unasked, (uint32_t)i);
         }
     }
     if (first != NULL) {
@@ -261,8 +262,8 @@ bool ldr_transfer_ends(ldr_transfer_t *t, larder_item_t *item, uint64_t bytes,
 {
     t->ends[t->end_count] = *end;
     t->ended[t->end_count++] = item;
-    t->untold += bytes;
-    return t->untold >= t->end_bytes || t->end_count == LDR_ASK_ITEMS;
+    t->unended_bytes += bytes;
+    return t->unended_bytes >= t->end_bytes || t->end_count == LDR_ASK_ITEMS;
 }
 
 /* ---- names ---- */

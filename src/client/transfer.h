@@ -17,8 +17,8 @@
  *                  requests are sent before the first reply.
  *
  * Invariants
- *  1. Every item has one answer: it is in todo, in a request that was sent, or
- *     its status is set.
+ *  1. Every item has one answer: it is in unasked, in a request that was sent,
+ * or its status is set.
  *  2. What a reply leased or reserved has an end: a row in `ends`, which are
  *     sent before take() returns. What comes after nobody waits for it is given
  *     back by whoever reads it (shm_ring.c, net/conn.c).
@@ -47,16 +47,16 @@ typedef struct ldr_ask {
 
 /* Numbers of items that are still to be asked for, in order; those that have to
  * be asked for again go to the end. */
-typedef struct ldr_todo {
+typedef struct ldr_unasked {
     uint16_t item[LARDER_BATCH_MAX];
     uint32_t head, count;
-} ldr_todo_t;
+} ldr_unasked_t;
 
 typedef struct ldr_transfer ldr_transfer_t;
 
 typedef struct ldr_transfer_ops {
     /* Whether there is something to ask for now; answered: the reply that is
-     * worked on meanwhile, NULL: none. NULL: what is in todo. */
+     * worked on meanwhile, NULL: none. NULL: what is in unasked. */
     bool (*more)(const ldr_transfer_t *t, const ldr_results_t *answered);
     /* Composes a request: its opcode and bytes, of one shard at least. */
     void (*ask)(ldr_transfer_t *t, ldr_ask_t *q);
@@ -86,21 +86,21 @@ struct ldr_transfer {
     larder_status_t status;
 
     uint32_t end_count;
-    uint64_t untold; /* bytes that ends have not been sent for */
+    uint64_t unended_bytes; /* bytes that ends have not been sent for */
     uint32_t corrupt_count;
     struct ldr_bulk *bulk; /* shm_gpu.c */
-    ldr_todo_t todo;
+    ldr_unasked_t unasked;
     ldr_end_row_t ends[LDR_ASK_ITEMS];
     larder_item_t *ended[LDR_ASK_ITEMS]; /* whose they are */
     larder_item_t *corrupt[LDR_ASK_ITEMS];
 };
 
-static inline void ldr_todo_push(ldr_todo_t *t, uint32_t item)
+static inline void ldr_unasked_push(ldr_unasked_t *t, uint32_t item)
 {
     t->item[(t->head + t->count++) % LARDER_BATCH_MAX] = (uint16_t)item;
 }
 
-static inline uint32_t ldr_todo_pop(ldr_todo_t *t)
+static inline uint32_t ldr_unasked_pop(ldr_unasked_t *t)
 {
     uint32_t item = t->item[t->head];
 
@@ -112,7 +112,7 @@ static inline uint32_t ldr_todo_pop(ldr_todo_t *t)
 /* ---- requests in flight (transfer.c) ---- */
 
 /* A session for it. Not OK: there is none, and ldr_transfer_end() is not to be
- * called. todo is empty. op: whose items they are, or NULL. */
+ * called. unasked is empty. op: whose items they are, or NULL. */
 larder_status_t ldr_transfer_begin(ldr_transfer_t *t, larder_t *lar,
                                    ldr_op_t *op, const ldr_space_ref_t *space,
                                    const ldr_stop_t *stop,
@@ -122,7 +122,7 @@ void ldr_transfer_run(ldr_transfer_t *t);
  * found to be wrong. st: what became of the daemon. */
 void ldr_transfer_end(ldr_transfer_t *t, larder_status_t st);
 
-/* Begins one with the good items of a request in todo, runs it and ends it;
+/* Begins one with the good items of a request in unasked, runs it and ends it;
  * last, if not NULL, comes before the end. Every item is set. */
 void ldr_transfer_items(ldr_op_t *op, const ldr_transfer_ops_t *ops,
                         void (*first)(ldr_transfer_t *t),

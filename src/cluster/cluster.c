@@ -133,7 +133,7 @@ static larder_status_t read_secrets(ldr_cluster_t *c)
 
 /* ---- views ---- */
 
-/* Makes the view anew if what is believed has changed. With the lock; true:
+/* Makes a new view if what is believed has changed. With the lock; true:
  * the caller says so to whoever wants to know, without it. */
 static bool judge(ldr_cluster_t *c)
 {
@@ -145,7 +145,7 @@ static bool judge(ldr_cluster_t *c)
             ldr_warn(&c->log,
                      "cluster: %s names %zu members of %zu: the view stands "
                      "until that has persisted for %u s",
-                     c->source->name, m->offer_count, m->believed_count,
+                     c->source->name, m->answer_count, m->believed_count,
                      LDR_GUARD_MS / 1000);
         }
         return false;
@@ -206,11 +206,11 @@ uint64_t ldr_cluster_generation(const ldr_cluster_t *c)
 
 /* ---- from the source ---- */
 
-void ldr_cluster_offer(ldr_cluster_t *c, const ldr_member_t *members,
-                       uint32_t count)
+void ldr_cluster_answer(ldr_cluster_t *c, const ldr_member_t *members,
+                        uint32_t count)
 {
     ldr_mutex_lock(&c->lock);
-    bool taken = ldr_members_offer(&c->members, members, count);
+    bool taken = ldr_members_answer(&c->members, members, count);
     ldr_mutex_unlock(&c->lock);
     if (!taken) {
         ldr_error(&c->log, "cluster: no memory for %u members", count);
@@ -301,7 +301,7 @@ static void destroy(ldr_cluster_t *c)
 {
     ldr_views_destroy(&c->views);
     ldr_members_destroy(&c->members);
-    pthread_cond_destroy(&c->told);
+    pthread_cond_destroy(&c->leave_cond);
     pthread_cond_destroy(&c->wake);
     pthread_mutex_destroy(&c->lock);
     memset(c->secrets, 0, sizeof(c->secrets));
@@ -329,7 +329,7 @@ static ldr_cluster_t *create(const ldr_cluster_params_t *p)
     c->opened_ns = ldr_now_ns(c->clock);
     c->members.ramp_s = (uint32_t)c->options.cluster_ramp_s;
     ldr_mutex_init(&c->lock);
-    if (!ldr_cond_init(&c->wake) || !ldr_cond_init(&c->told) ||
+    if (!ldr_cond_init(&c->wake) || !ldr_cond_init(&c->leave_cond) ||
         !ldr_views_publish(&c->views, NULL, 0, 0, 0)) {
         ldr_fail(LARDER_E_NO_MEMORY, "no memory for a cluster");
         destroy(c);
@@ -453,11 +453,12 @@ larder_status_t ldr_cluster_leave(ldr_cluster_t *c, bool back,
     }
     ldr_cluster_wake(c);
     ldr_mutex_lock(&c->lock);
-    while (c->registered && c->leaving_told != !back &&
+    while (c->registered && c->leaving_recorded != !back &&
            ldr_now_ns(c->clock) < deadline_ns) {
-        c->threads->wait(c->threads->arg, &c->told, &c->lock, deadline_ns);
+        c->threads->wait(c->threads->arg, &c->leave_cond, &c->lock,
+                         deadline_ns);
     }
-    if (c->registered && c->leaving_told != !back) {
+    if (c->registered && c->leaving_recorded != !back) {
         st = ldr_fail(LARDER_E_DEADLINE,
                       "%s has not recorded yet that %s %s; it is tried on",
                       c->source->name, c->self.name,

@@ -31,9 +31,9 @@ void ldr_views_destroy(ldr_views_t *views);
 /* Everybody that was named in the last hour, by id. */
 typedef struct ldr_known {
     uint64_t id;
-    bool offered;        /* by the last answer of the source */
+    bool listed;         /* by the last answer of the source */
     bool believed;       /* in the view */
-    bool missing;        /* believed, and not offered ... */
+    bool missing;        /* believed, and not listed ... */
     uint32_t missing_ms; /* ... for so long */
     uint64_t joined_ns;  /* its ramp began; 0: it has none */
     uint64_t gone_ns;    /* it was believed until then */
@@ -42,30 +42,30 @@ typedef struct ldr_known {
 
 typedef struct ldr_members {
     uint32_t ramp_s;
-    bool shares;   /* the source says them */
-    bool offered;  /* the source has answered ... */
-    bool answered; /* ... and that was believed */
+    bool shares;     /* the source says them */
+    bool has_answer; /* the source has answered ... */
+    bool answered;   /* ... and that was believed */
 
     ldr_known_t *known; /* by id */
-    size_t known_count, known_room;
-    ldr_member_t *offer; /* the last answer; sorted by id */
-    size_t offer_count, offer_room;
+    size_t known_count, known_capacity;
+    ldr_member_t *answer; /* the last answer; sorted by id */
+    size_t answer_count, answer_capacity;
     ldr_member_t *believed; /* what the view is made of */
-    size_t believed_count, believed_room;
+    size_t believed_count, believed_capacity;
 
     uint64_t judged_ns;
-    bool holding;     /* the guard holds the offer back ... */
+    bool holding;     /* the guard holds the answer back ... */
     uint64_t held_ns; /* ... since */
     uint64_t held;    /* so often */
 } ldr_members_t;
 
 /* The source's answer, whole. False: no memory; all is as it was. */
-bool ldr_members_offer(ldr_members_t *m, const ldr_member_t *members,
-                       uint32_t count);
+bool ldr_members_answer(ldr_members_t *m, const ldr_member_t *members,
+                        uint32_t count);
 /* Lets time pass. source_ok: the source confirms its last answer; the guard's
  * time passes only then. True: m->believed may be another now. */
 bool ldr_members_judge(ldr_members_t *m, uint64_t now_ns, bool source_ok);
-/* When to judge again; UINT64_MAX: after the next offer. */
+/* When to judge again; UINT64_MAX: after the next answer. */
 uint64_t ldr_members_next(const ldr_members_t *m, uint64_t now_ns);
 /* See ldr_cluster_peer_says(). */
 void ldr_members_say(ldr_members_t *m, uint64_t id, uint64_t run, bool leaving);
@@ -86,7 +86,7 @@ struct ldr_source {
     larder_status_t (*start)(ldr_cluster_t *c);
     /* The options were read again. NULL: it has nothing to read. */
     larder_status_t (*reload)(ldr_cluster_t *c);
-    /* In the cluster's thread: asks, offers; gives when to be called again. */
+    /* In the cluster's thread: asks, answers; gives when to be called again. */
     uint64_t (*step)(ldr_cluster_t *c);
     /* After the cluster's thread has ended, or none was started; also after a
      * read or start that failed. */
@@ -113,9 +113,9 @@ struct ldr_cluster {
     unsigned secret_count;
     ldr_views_t views;
 
-    pthread_mutex_t lock; /* everything below */
-    pthread_cond_t wake;  /* the thread */
-    pthread_cond_t told;  /* who waits for leave() */
+    pthread_mutex_t lock;      /* everything below */
+    pthread_cond_t wake;       /* the thread */
+    pthread_cond_t leave_cond; /* who waits for leave() */
     pthread_t thread;
     bool runs, stop; /* stop: atomic, calls under way look at it */
     bool woken;
@@ -127,7 +127,7 @@ struct ldr_cluster {
     bool order_back;             /* or to have back */
     bool drained;                /* the source says that it shall leave */
     bool leaving;                /* wanted ... */
-    bool leaving_told; /* ... and what the source has recorded of it */
+    bool leaving_recorded; /* ... and what the source has recorded of it */
     uint64_t opened_ns;
     uint64_t views_count, refused, failures;
     bool source_ok, registered;
@@ -135,9 +135,9 @@ struct ldr_cluster {
     char trouble[256];
 };
 
-/* From a source. offer: its whole answer. */
-void ldr_cluster_offer(ldr_cluster_t *c, const ldr_member_t *members,
-                       uint32_t count);
+/* From a source. members: its whole answer. */
+void ldr_cluster_answer(ldr_cluster_t *c, const ldr_member_t *members,
+                        uint32_t count);
 /* The source has confirmed its last answer, or a call failed: the thread's
  * error text is what is wrong (logged when it changes). */
 void ldr_cluster_source_good(ldr_cluster_t *c);

@@ -14,13 +14,13 @@
 #define NS_PER_S UINT64_C(1000000000)
 #define AGAIN_MIN_S 1u /* between two questions */
 #define AGAIN_MAX_S 30u
-#define RECORDS 64u /* room at first */
+#define RECORDS 64u /* items at first */
 
 typedef struct dns {
     char name[LDR_HOST_MAX];
     ldr_srv_t *records;
     ldr_member_t *members;
-    size_t room, member_room;
+    size_t capacity, member_capacity;
     uint32_t failed;  /* in a row */
     uint64_t next_ns; /* not asked before */
 } dns_t;
@@ -77,7 +77,7 @@ static bool is_twice(ldr_cluster_t *c, const dns_t *d, size_t count)
 }
 
 /* RFC 2782: a weight of 0 in all of them says nothing about weights. */
-static void offer(ldr_cluster_t *c, dns_t *d, uint32_t count)
+static void answer(ldr_cluster_t *c, dns_t *d, uint32_t count)
 {
     bool weights = false, self = false;
 
@@ -101,13 +101,14 @@ static void offer(ldr_cluster_t *c, dns_t *d, uint32_t count)
                             "owns nothing",
                             d->name, c->self.name);
     }
-    ldr_cluster_offer(c, d->members, count);
+    ldr_cluster_answer(c, d->members, count);
 }
 
-static bool make_room(dns_t *d, uint32_t count)
+static bool reserve_members(dns_t *d, uint32_t count)
 {
-    return ldr_grow(&d->records, &d->room, count, sizeof(*d->records)) &&
-           ldr_grow(&d->members, &d->member_room, count, sizeof(*d->members));
+    return ldr_grow(&d->records, &d->capacity, count, sizeof(*d->records)) &&
+           ldr_grow(&d->members, &d->member_capacity, count,
+                    sizeof(*d->members));
 }
 
 /* Asks once; gives how many seconds later it is asked again. */
@@ -115,17 +116,17 @@ static uint32_t ask(ldr_cluster_t *c, dns_t *d)
 {
     uint32_t count = 0, ttl_s = 0;
     bool addresses = false;
-    int error = make_room(d, RECORDS) ? 0 : -ENOMEM;
+    int error = reserve_members(d, RECORDS) ? 0 : -ENOMEM;
 
     if (error == 0) {
-        error = c->dns->srv(c->dns->arg, d->name, d->records, (uint32_t)d->room,
-                            &count, &ttl_s, &addresses);
+        error = c->dns->srv(c->dns->arg, d->name, d->records,
+                            (uint32_t)d->capacity, &count, &ttl_s, &addresses);
     }
-    if (error == 0 && count > d->room) {
-        error =
-            count <= LDR_MEMBERS_MAX && make_room(d, count) ? -EAGAIN : -ENOMEM;
+    if (error == 0 && count > d->capacity) {
+        error = count <= LDR_MEMBERS_MAX && reserve_members(d, count) ? -EAGAIN
+                                                                      : -ENOMEM;
         if (error == -EAGAIN) {
-            return 0; /* again, with the room */
+            return 0; /* again, with that capacity */
         }
     }
     if (error == -ENODATA && addresses) {
@@ -136,7 +137,7 @@ static uint32_t ask(ldr_cluster_t *c, dns_t *d)
     }
     if (error == 0 || error == -ENOENT || (error == -ENODATA && !addresses)) {
         d->failed = 0;
-        offer(c, d, count);
+        answer(c, d, count);
     } else {
         d->failed++;
         if (error == -ENODATA) {

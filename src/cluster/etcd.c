@@ -12,10 +12,10 @@
 #define NS_PER_S UINT64_C(1000000000)
 #define KEEP_NS (LDR_ETCD_LEASE_S * NS_PER_S * 4 / 15) /* 4 s of 15 */
 #define LOOK_NS (12 * NS_PER_S)                        /* at the watch */
-#define AGAIN_NS NS_PER_S          /* after a look that found it behind */
-#define RETRY_NS (NS_PER_S / 2)    /* after a failure */
-#define TAKEN_NS (2 * NS_PER_S)    /* while another has the name */
-#define OFFER_NS (100 * NS_PER_MS) /* between two offers */
+#define AGAIN_NS NS_PER_S           /* after a look that found it behind */
+#define RETRY_NS (NS_PER_S / 2)     /* after a failure */
+#define TAKEN_NS (2 * NS_PER_S)     /* while another has the name */
+#define ANSWER_NS (100 * NS_PER_MS) /* between two answers */
 #define RAMP_NS NS_PER_S
 
 /* ---- what is written ---- */
@@ -50,8 +50,8 @@ static void set_registered(ldr_etcd_t *e, bool registered)
 
     ldr_mutex_lock(&c->lock);
     c->registered = registered;
-    c->leaving_told = registered && e->written.leaving;
-    c->threads->wake(c->threads->arg, &c->told, true);
+    c->leaving_recorded = registered && e->written.leaving;
+    c->threads->wake(c->threads->arg, &c->leave_cond, true);
     ldr_mutex_unlock(&c->lock);
 }
 
@@ -431,8 +431,8 @@ static uint64_t next_ns(ldr_etcd_t *e)
     }
     next = next > e->retry_ns ? next : e->retry_ns;
     ldr_mutex_lock(&e->lock);
-    if (e->dirty && e->offered_ns + OFFER_NS < next) {
-        next = e->offered_ns + OFFER_NS;
+    if (e->dirty && e->answered_ns + ANSWER_NS < next) {
+        next = e->answered_ns + ANSWER_NS;
     }
     ldr_mutex_unlock(&e->lock);
     return next;
@@ -444,9 +444,9 @@ static uint64_t etcd_step(ldr_cluster_t *c)
     uint64_t now_ns = ldr_now_ns(c->clock);
     bool taken = false;
 
-    if (now_ns >= e->offered_ns + OFFER_NS) {
-        e->offered_ns = now_ns;
-        ldr_etcd_offer(e);
+    if (now_ns >= e->answered_ns + ANSWER_NS) {
+        e->answered_ns = now_ns;
+        ldr_etcd_answer(e);
         look_for_own(e);
     }
     if (now_ns >= e->retry_ns) {
@@ -524,7 +524,7 @@ static void etcd_close(ldr_cluster_t *c)
     ldr_free(e->watcher.reply);
     ldr_free(e->line);
     ldr_free(e->entries);
-    ldr_free(e->offer);
+    ldr_free(e->answer);
     pthread_mutex_destroy(&e->lock);
     ldr_free(e);
 }

@@ -33,7 +33,7 @@ typedef struct ldr_etcd_conn {
     char token[LDR_ETCD_TOKEN];
     const bool *canceled;
     char *reply;
-    size_t reply_bytes, reply_room;
+    size_t reply_bytes, reply_capacity;
 } ldr_etcd_conn_t;
 
 /* A key and its value as they are now. */
@@ -66,12 +66,12 @@ typedef struct ldr_etcd {
     uint64_t modified; /* the revision of our last write; 0: not written */
     bool had_key;      /* this run has written it once */
     ldr_member_t written;
-    uint64_t joined_ns;  /* the ramp began; 0: not yet */
-    uint64_t keep_ns;    /* the next keepalive */
-    uint64_t look_ns;    /* the next look at the watch */
-    uint64_t retry_ns;   /* after a failure: not before */
-    uint64_t offered_ns; /* the last offer */
-    unsigned stale;      /* looks in a row that found the watch behind */
+    uint64_t joined_ns;   /* the ramp began; 0: not yet */
+    uint64_t keep_ns;     /* the next keepalive */
+    uint64_t look_ns;     /* the next look at the watch */
+    uint64_t retry_ns;    /* after a failure: not before */
+    uint64_t answered_ns; /* the last answer */
+    unsigned stale;       /* looks in a row that found the watch behind */
 
     /* The watch. */
     ldr_etcd_conn_t watcher;
@@ -79,18 +79,18 @@ typedef struct ldr_etcd {
     bool runs;
     bool cancel; /* atomic: end the stream; it begins again unless stopping */
     char *line;  /* of the stream, until it is whole */
-    size_t line_bytes, line_room;
+    size_t line_bytes, line_capacity;
     bool ended; /* the stream said that it is at its end */
 
     pthread_mutex_t lock; /* the rest */
     ldr_etcd_entry_t *entries;
-    size_t count, room;
+    size_t count, capacity;
     uint64_t foreign;  /* keys that are none of ours */
     uint64_t revision; /* of what is there; 0: nothing was read */
     bool watching;     /* the stream stands */
-    bool dirty;        /* not offered yet */
-    ldr_member_t *offer;
-    size_t offer_room;
+    bool dirty;        /* not in an answer yet */
+    ldr_member_t *answer;
+    size_t answer_capacity;
 } ldr_etcd_t;
 
 /* ---- calls (etcd_call.c) ---- */
@@ -125,7 +125,7 @@ const char *ldr_etcd_parse(const ldr_cluster_t *c, const char *text,
 
 void *ldr_etcd_watch(void *etcd);
 /* Offers what changed, if anything did. In the cluster's thread. */
-void ldr_etcd_offer(ldr_etcd_t *e);
+void ldr_etcd_answer(ldr_etcd_t *e);
 /* Whether this node's key is there as this run wrote it; true as long as the
  * watch has not told of that revision. */
 bool ldr_etcd_has_own(ldr_etcd_t *e, uint64_t revision);

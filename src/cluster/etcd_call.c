@@ -20,7 +20,7 @@ static bool take_reply(void *arg, const char *bytes, size_t count)
     ldr_etcd_conn_t *conn = arg;
 
     if (count > REPLY_MAX - conn->reply_bytes ||
-        !ldr_grow(&conn->reply, &conn->reply_room,
+        !ldr_grow(&conn->reply, &conn->reply_capacity,
                   conn->reply_bytes + count + 1, 1)) {
         return false;
     }

@@ -1,6 +1,6 @@
 /*
- * All keys of the cluster, read once and then followed by etcd's watch. A
- * stream that ends, for whatever reason (a server that stopped, history that
+ * All keys of the cluster, read once and then kept up to date by etcd's watch.
+ * A stream that ends, for whatever reason (a server that stopped, history that
  * was compacted), begins again with reading all keys: nothing is ever missed by
  * it, and no event needs to be remembered.
  */
@@ -74,7 +74,7 @@ static bool put_key(ldr_etcd_t *e, const ldr_etcd_kv_t *kv, bool fresh)
     ldr_etcd_entry_t *one = find(e, name, drain);
     const char *before = one != NULL ? one->refused : NULL;
     if (one == NULL) {
-        if (!ldr_grow(&e->entries, &e->room, e->count + 1, sizeof(*one))) {
+        if (!ldr_grow(&e->entries, &e->capacity, e->count + 1, sizeof(*one))) {
             return false;
         }
         one = &e->entries[e->count++];
@@ -106,7 +106,7 @@ static void remove_key(ldr_etcd_t *e, const ldr_etcd_kv_t *kv)
     }
 }
 
-/* ---- offering them ---- */
+/* ---- an answer of them ---- */
 
 typedef struct order {
     const ldr_etcd_entry_t *entry;
@@ -123,17 +123,17 @@ static int by_address(const void *a, const void *b)
                       : (x->created > y->created) - (x->created < y->created);
 }
 
-/* Members as they are offered, into e->offer; of two with one address the
+/* The members of an answer, into e->answer; of two with one address the
  * newer one, whose node has that address now. With the lock. */
 static uint32_t collect(ldr_etcd_t *e, uint64_t *refused_p, bool *drain_p)
 {
     order_t *order = ldr_alloc((e->count + 1) * sizeof(*order));
-    uint32_t count = 0, offered = 0;
+    uint32_t count = 0, listed = 0;
 
     *refused_p = 0;
     *drain_p = find(e, e->c->self.name, true) != NULL;
-    if (order == NULL ||
-        !ldr_grow(&e->offer, &e->offer_room, e->count + 1, sizeof(*e->offer))) {
+    if (order == NULL || !ldr_grow(&e->answer, &e->answer_capacity,
+                                   e->count + 1, sizeof(*e->answer))) {
         ldr_free(order);
         return UINT32_MAX;
     }
@@ -150,13 +150,13 @@ static uint32_t collect(ldr_etcd_t *e, uint64_t *refused_p, bool *drain_p)
             (*refused_p)++;
             continue;
         }
-        e->offer[offered++] = order[i].entry->member;
+        e->answer[listed++] = order[i].entry->member;
     }
     ldr_free(order);
-    return offered;
+    return listed;
 }
 
-void ldr_etcd_offer(ldr_etcd_t *e)
+void ldr_etcd_answer(ldr_etcd_t *e)
 {
     ldr_cluster_t *c = e->c;
     uint64_t refused = 0;
@@ -176,7 +176,7 @@ void ldr_etcd_offer(ldr_etcd_t *e)
     c->refused = refused;
     c->drained = drain;
     ldr_mutex_unlock(&c->lock);
-    ldr_cluster_offer(c, e->offer, count);
+    ldr_cluster_answer(c, e->answer, count);
 }
 
 bool ldr_etcd_has_own(ldr_etcd_t *e, uint64_t revision)
@@ -355,7 +355,8 @@ static bool take_stream(void *arg, const char *bytes, size_t count)
         size_t part = end != NULL ? (size_t)(end - bytes) : count;
 
         if (part > LINE_MAX_BYTES - e->line_bytes ||
-            !ldr_grow(&e->line, &e->line_room, e->line_bytes + part + 1, 1)) {
+            !ldr_grow(&e->line, &e->line_capacity, e->line_bytes + part + 1,
+                      1)) {
             return false;
         }
         memcpy(e->line + e->line_bytes, bytes, part);
@@ -373,8 +374,8 @@ static bool take_stream(void *arg, const char *bytes, size_t count)
     return !e->ended;
 }
 
-/* Reads all keys and then follows them. False: that did not begin. */
-static bool follow(ldr_etcd_t *e)
+/* Reads all keys, and then what changes. False: that did not begin. */
+static bool read_and_watch(ldr_etcd_t *e)
 {
     char range[2 * LDR_ETCD_KEY + 64], body[2 * LDR_ETCD_KEY + 256];
 
@@ -415,7 +416,7 @@ void *ldr_etcd_watch(void *etcd)
     uint64_t again_ms = AGAIN_MIN_MS;
 
     while (!is_stopping(e)) {
-        bool good = follow(e);
+        bool good = read_and_watch(e);
 
         ldr_etcd_other(e, &e->watcher);
         if (is_stopping(e)) {

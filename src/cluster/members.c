@@ -63,20 +63,20 @@ static int by_id(const void *a, const void *b)
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Adds those of the offer that are new; both are in the order of ids. There is
+/* Adds those of the answer that are new; both are in the order of ids. There is
  * room. */
 static void known_merge(ldr_members_t *m)
 {
     size_t from = m->known_count, to = m->known_count;
     size_t fresh = 0;
 
-    for (size_t i = 0; i < m->offer_count; i++) {
-        fresh += known_find(m, m->offer[i].id) == NULL;
+    for (size_t i = 0; i < m->answer_count; i++) {
+        fresh += known_find(m, m->answer[i].id) == NULL;
     }
     to += fresh;
     m->known_count += fresh;
-    for (size_t i = m->offer_count; fresh > 0 && i-- > 0;) {
-        uint64_t id = m->offer[i].id;
+    for (size_t i = m->answer_count; fresh > 0 && i-- > 0;) {
+        uint64_t id = m->answer[i].id;
 
         while (from > 0 && m->known[from - 1].id > id) {
             m->known[--to] = m->known[--from];
@@ -88,26 +88,26 @@ static void known_merge(ldr_members_t *m)
     }
 }
 
-bool ldr_members_offer(ldr_members_t *m, const ldr_member_t *members,
-                       uint32_t count)
+bool ldr_members_answer(ldr_members_t *m, const ldr_member_t *members,
+                        uint32_t count)
 {
-    if (!ldr_grow(&m->offer, &m->offer_room, count, sizeof(*m->offer)) ||
-        !ldr_grow(&m->believed, &m->believed_room, count,
+    if (!ldr_grow(&m->answer, &m->answer_capacity, count, sizeof(*m->answer)) ||
+        !ldr_grow(&m->believed, &m->believed_capacity, count,
                   sizeof(*m->believed)) ||
-        !ldr_grow(&m->known, &m->known_room, m->known_count + count,
+        !ldr_grow(&m->known, &m->known_capacity, m->known_count + count,
                   sizeof(*m->known))) {
         return false;
     }
     if (count > 0) {
-        memcpy(m->offer, members, count * sizeof(*members));
-        qsort(m->offer, count, sizeof(*m->offer), by_id);
+        memcpy(m->answer, members, count * sizeof(*members));
+        qsort(m->answer, count, sizeof(*m->answer), by_id);
     }
-    m->offer_count = count;
-    m->offered = true;
+    m->answer_count = count;
+    m->has_answer = true;
     known_merge(m);
     for (size_t i = 0, k = 0; i < m->known_count; i++) {
-        m->known[i].offered = k < count && m->offer[k].id == m->known[i].id;
-        k += m->known[i].offered;
+        m->known[i].listed = k < count && m->answer[k].id == m->known[i].id;
+        k += m->known[i].listed;
     }
     return true;
 }
@@ -116,11 +116,11 @@ bool ldr_members_offer(ldr_members_t *m, const ldr_member_t *members,
 
 static bool gone_lately(const ldr_known_t *k, uint64_t now_ns)
 {
-    return !k->believed && !k->offered && k->gone_ns != 0 &&
+    return !k->believed && !k->listed && k->gone_ns != 0 &&
            now_ns - k->gone_ns < LDR_GUARD_MS * NS_PER_MS;
 }
 
-/* Whether the offer may be believed now. */
+/* Whether the answer may be believed now. */
 static bool guard(ldr_members_t *m, uint64_t now_ns, bool source_ok)
 {
     uint64_t passed_ms = (now_ns - m->judged_ns) / NS_PER_MS;
@@ -132,7 +132,7 @@ static bool guard(ldr_members_t *m, uint64_t now_ns, bool source_ok)
     m->judged_ns = now_ns;
     for (size_t i = 0; i < m->known_count; i++) {
         ldr_known_t *k = &m->known[i];
-        bool missing = k->believed && !k->offered;
+        bool missing = k->believed && !k->listed;
 
         if (!missing) {
             k->missing_ms = 0;
@@ -178,10 +178,9 @@ static uint32_t share_of(const ldr_members_t *m, ldr_known_t *k,
 /* ---- what is believed ---- */
 
 /* A peer's own word counts for the run that gave it. */
-static bool has_left(const ldr_known_t *k, const ldr_member_t *offered)
+static bool has_left(const ldr_known_t *k, const ldr_member_t *listed)
 {
-    return k->left_run != 0 &&
-           (offered->run == 0 || offered->run == k->left_run);
+    return k->left_run != 0 && (listed->run == 0 || listed->run == k->left_run);
 }
 
 static void believe(ldr_members_t *m, uint64_t now_ns)
@@ -191,10 +190,10 @@ static void believe(ldr_members_t *m, uint64_t now_ns)
     for (size_t i = 0; i < m->known_count; i++) {
         ldr_known_t k = m->known[i];
 
-        if (k.offered) {
+        if (k.listed) {
             ldr_member_t *one = &m->believed[at];
 
-            *one = m->offer[at];
+            *one = m->answer[at];
             at++;
             if (!k.believed) {
                 arrive(m, &k, now_ns);
@@ -217,7 +216,7 @@ static void believe(ldr_members_t *m, uint64_t now_ns)
 
 bool ldr_members_judge(ldr_members_t *m, uint64_t now_ns, bool source_ok)
 {
-    if (!m->offered) {
+    if (!m->has_answer) {
         return false;
     }
     if (m->judged_ns == 0) {
@@ -259,6 +258,6 @@ void ldr_members_say(ldr_members_t *m, uint64_t id, uint64_t run, bool leaving)
 void ldr_members_destroy(ldr_members_t *m)
 {
     ldr_free(m->known);
-    ldr_free(m->offer);
+    ldr_free(m->answer);
     ldr_free(m->believed);
 }

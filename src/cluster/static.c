@@ -15,7 +15,7 @@
 typedef struct list {
     char path[LDR_PATH_MAX]; /* "": the option has the members */
     ldr_member_t *members;
-    size_t count, room;
+    size_t count, capacity;
 } list_t;
 
 /* ---- reading ---- */
@@ -99,7 +99,7 @@ static larder_status_t add(list_t *l, const ldr_member_t *m)
                             l->members[i].name, m->name, m->address);
         }
     }
-    if (!ldr_grow(&l->members, &l->room, l->count + 1, sizeof(*m))) {
+    if (!ldr_grow(&l->members, &l->capacity, l->count + 1, sizeof(*m))) {
         return ldr_fail(LARDER_E_NO_MEMORY, "no memory for the members");
     }
     l->members[l->count++] = *m;
@@ -217,7 +217,7 @@ static larder_status_t static_start(ldr_cluster_t *c)
 {
     const list_t *l = c->state;
 
-    ldr_cluster_offer(c, l->members, (uint32_t)l->count);
+    ldr_cluster_answer(c, l->members, (uint32_t)l->count);
     return LARDER_OK;
 }
 
@@ -235,7 +235,7 @@ static larder_status_t static_reload(ldr_cluster_t *c)
         st = find_self(c, &fresh, &self);
     }
     if (st == LARDER_OK) {
-        ldr_cluster_offer(c, fresh.members, (uint32_t)fresh.count);
+        ldr_cluster_answer(c, fresh.members, (uint32_t)fresh.count);
     }
     ldr_free(fresh.members);
     return st;

@@ -345,7 +345,7 @@ static bool register_slice(larder_gpu_t *gpu, uint8_t *base, size_t bytes)
         }
         return true;
     }
-    if (!__atomic_exchange_n(&gpu->told, true, __ATOMIC_RELAXED)) {
+    if (!__atomic_exchange_n(&gpu->logged, true, __ATOMIC_RELAXED)) {
         ldr_cuda_status(cuda, result, "cuMemHostRegister");
         ldr_warn(&gpu->log,
                  "GPU %d: %zu bytes of the node's memory cannot be registered, "

@@ -97,7 +97,7 @@ struct larder_gpu {
     ldr_gpu_copier_t *copiers[LDR_GPU_COPIERS];
     ldr_gpu_list_t lists[LDR_GPU_LISTS]; /* that nobody has */
     bool broken; /* atomic: the device does not answer */
-    bool told;   /* that memory could not be registered */
+    bool logged; /* that memory could not be registered */
 
     pthread_rwlock_t range_lock;
     ldr_gpu_range_t *ranges; /* by address */

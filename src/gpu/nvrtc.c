@@ -51,12 +51,12 @@ static larder_status_t load(const char *path, nvrtc_t *n)
     void *library = NULL, *at;
 
     path = named != NULL ? named : path;
-    bool told = path != NULL && path[0] != 0;
-    if (told) {
+    bool given = path != NULL && path[0] != 0;
+    if (given) {
         library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     }
     for (size_t i = 0;
-         library == NULL && !told && i < sizeof(names) / sizeof(names[0]);
+         library == NULL && !given && i < sizeof(names) / sizeof(names[0]);
          i++) {
         library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
     }

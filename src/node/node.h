@@ -3,7 +3,7 @@
  * embeds: the same code.
  *
  * It is the host of its tiers (tier/host.h), which says what the lock guards.
- * Threads, and what each may wait for, are in docs/threads.md.
+ * Threads, and what each may wait for, are in docs/concepts/threads.md.
  */
 #pragma once
 

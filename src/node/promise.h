@@ -1,5 +1,5 @@
 /*
- * Promises, and the leases of hand-offs (docs/handoff.md).
+ * Promises, and the leases of hand-offs (docs/guide/handoff.md).
  *
  * A prefill engine promises the chain of a request before it computes it. The
  * promise has a slot for each chunk that the prefix needs of each group. A

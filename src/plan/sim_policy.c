@@ -313,7 +313,8 @@ static double policy_busiest(const ldr_sim_t *sim)
 
 const ldr_sim_ops_t ldr_sim_lru =
     POLICY_SIM("lru", "least recently used, leaves first", &ldr_policy_lru);
-const ldr_sim_ops_t ldr_sim_learned = POLICY_SIM(
-    "learned", "learns what comes back (docs/policy.md)", &ldr_policy_default);
+const ldr_sim_ops_t ldr_sim_learned =
+    POLICY_SIM("learned", "learns what comes back (docs/concepts/policy.md)",
+               &ldr_policy_default);
 const ldr_sim_ops_t ldr_sim_default =
     POLICY_SIM("default", "what a node runs", &DEFAULT_POLICY);

@@ -1,6 +1,6 @@
 /*
  * KV events of the node, by ZeroMQ, as vLLM's engines publish theirs
- * (docs/routing.md).
+ * (docs/guide/routing.md).
  *
  * A *topic* is kv@POD@MODEL: what one engine has described and this node has.
  * Its messages are numbered without gaps, from the time at which the topic

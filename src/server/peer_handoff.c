@@ -1,5 +1,6 @@
 /*
- * Hand-offs from this node to other members: see peer.h and docs/handoff.md.
+ * Hand-offs from this node to other members: see peer.h and
+ * docs/guide/handoff.md.
  *
  * A member that asked for a promised chunk has a watch on it, one for each
  * member and chunk. The watch is gone when the chunk comes or fails, which

@@ -1,5 +1,5 @@
 /* POST /query: where a prompt is, for routers that ask instead of following
- * events. docs/routing.md has the form of questions and answers. */
+ * events. docs/guide/routing.md has the form of questions and answers. */
 #pragma once
 
 #include <stdbool.h>

@@ -1,5 +1,5 @@
 /* What a daemon has for routers: the catalogue, if query or events is on, and
- * the publisher of events (docs/routing.md). */
+ * the publisher of events (docs/guide/routing.md). */
 #pragma once
 
 #include <stdbool.h>

@@ -5,7 +5,7 @@
  *
  * Threads: `loops` event loops carry out what needs no waiting and move bytes
  * of TCP sessions; `jobs` threads carry out what waits for a disk; the node
- * has its own. See docs/threads.md.
+ * has its own. See docs/concepts/threads.md.
  */
 #pragma once
 

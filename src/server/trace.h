@@ -1,8 +1,8 @@
 /*
  * A trace of the requests that reach the daemon, for `larder plan`: one line of
- * JSON for each, as in docs/plan.md, without anything of their contents. Chunks
- * are named by the first 64 bits of SHA-256 over a salt and part of their key;
- * the salt is random, of this process, and kept nowhere.
+ * JSON for each, as in docs/guide/plan.md, without anything of their contents.
+ * Chunks are named by the first 64 bits of SHA-256 over a salt and part of
+ * their key; the salt is random, of this process, and kept nowhere.
  *
  * Whoever has a request copies what is needed into a buffer of bounded size; a
  * thread of the trace's own does all the rest, a few times a second. What does

@@ -1,6 +1,6 @@
 /*
  * Composing and parsing the on-disk structures. Every offset is in one of the
- * enums below, which docs/format.md repeats as tables.
+ * enums below, which docs/concepts/format.md repeats as tables.
  *
  * Every structure ends with its seal: the CRC-32C of all bytes before it,
  * padding included, so that no bit of it can change unnoticed. The seals of

@@ -1,6 +1,7 @@
 /*
- * The on-disk format: pure functions between structs and bytes. docs/format.md
- * is its description; both change together, with LDR_FORMAT_VERSION.
+ * The on-disk format: pure functions between structs and bytes.
+ * docs/concepts/format.md is its description; both change together, with
+ * LDR_FORMAT_VERSION.
  *
  * A directory holds
  *   larder.lock        locked while a node uses the directory

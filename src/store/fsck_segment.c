@@ -10,7 +10,8 @@
 
 #define PIECE_BLOCKS ((uint32_t)(LDR_FSCK_PIECE_BYTES / LDR_BLOCK))
 
-/* Where a footer says which use of the segment it closed: docs/format.md. */
+/* Where a footer says which use of the segment it closed:
+ * docs/concepts/format.md. */
 enum { FOOTER_SEQUENCE = 16, FOOTER_NONCE = 24 };
 
 typedef enum table { TABLE_GOOD, TABLE_NONE, TABLE_BAD } table_t;

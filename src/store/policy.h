@@ -37,9 +37,9 @@
  * it need not be secret or collision-free: two that are equal cost order, never
  * bytes. Groups of layers may share prints, then they share a fate.
  *
- * Cost (docs/policy.md): request compares prints, and costs O(1) for each of
- * the runs a chain consists of, a sixteenth of its chunks and one for each
- * turn: a run that is not the newest of its class is put in its place by
+ * Cost (docs/concepts/policy.md): request compares prints, and costs O(1) for
+ * each of the runs a chain consists of, a sixteenth of its chunks and one for
+ * each turn: a run that is not the newest of its class is put in its place by
  * looking at no more than some hundred others. Every 50 requests, later every
  * 3200, it works its tables out again, a pass over a bounded number of cells
  * and runs. admit and victim look at the oldest of each class, some sixty, or

@@ -1,6 +1,6 @@
 /*
  * The learned policy, and LRU, which is the same tree ranked by age alone. What
- * it does and why: docs/policy.md. Its parts:
+ * it does and why: docs/concepts/policy.md. Its parts:
  *
  *   policy_hazard   what classes of runs are worth, by age
  *   policy_tree     the prefix tree: runs, the ghost list, queues, slots

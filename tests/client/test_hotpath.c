@@ -1,7 +1,7 @@
 /*
  * What an operation costs besides its own work: after warm-up no allocation,
  * in any thread, and no system call but those that are listed here and in
- * docs/threads.md.
+ * docs/concepts/threads.md.
  *
  * Allocations are counted by functions that stand before the C library's.
  * System calls of the calling thread are trapped by a seccomp filter, in a

@@ -32,7 +32,7 @@ static void begin(rig_t *r, uint32_t ramp_s)
 }
 
 /* Members whose bit is set. */
-static bool offer(rig_t *r, uint64_t bits)
+static bool answer(rig_t *r, uint64_t bits)
 {
     uint32_t count = 0;
 
@@ -48,7 +48,7 @@ static bool offer(rig_t *r, uint64_t bits)
             m->share = LDR_SHARE_FULL;
         }
     }
-    assert_true(ldr_members_offer(&r->m, r->list, count));
+    assert_true(ldr_members_answer(&r->m, r->list, count));
     return ldr_members_judge(&r->m, r->now_ns, true);
 }
 
@@ -92,13 +92,13 @@ static void test_first(void **state)
     (void)state;
     begin(&r, 240);
     assert_false(ldr_members_judge(&r.m, r.now_ns, true)); /* nothing said */
-    assert_true(offer(&r, 0xff));
+    assert_true(answer(&r, 0xff));
     assert_int_equal(believed(&r), 0xff);
     assert_int_equal(share(&r, "m0"), LDR_SHARE_FULL); /* nobody is new */
     ldr_members_destroy(&r.m);
     begin(&r, 240);
-    assert_true(offer(&r, 0)); /* empty, but the first */
-    assert_true(offer(&r, 3));
+    assert_true(answer(&r, 0)); /* empty, but the first */
+    assert_true(answer(&r, 3));
     assert_int_equal(believed(&r), 3);
     ldr_members_destroy(&r.m);
 }
@@ -109,16 +109,16 @@ static void test_half(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     r.now_ns += S;
-    assert_true(offer(&r, 0x0f)); /* just half of them */
+    assert_true(answer(&r, 0x0f)); /* just half of them */
     assert_int_equal(believed(&r), 0x0f);
     ldr_members_destroy(&r.m);
 
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     r.now_ns += S;
-    assert_false(offer(&r, 0x07)); /* more than half */
+    assert_false(answer(&r, 0x07)); /* more than half */
     assert_int_equal(r.m.held, 1);
     pass(&r, 29 * S, S, true);
     assert_int_equal(believed(&r), 0xff);
@@ -136,13 +136,13 @@ static void test_mass_expiry(void **state)
 
     (void)state;
     begin(&r, 240);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     r.now_ns += S;
-    assert_false(offer(&r, 0));
+    assert_false(answer(&r, 0));
     pass(&r, 20 * S, S, true);
     for (unsigned i = 1; i <= 8; i++) { /* one by one */
         r.now_ns += S / 2;
-        offer(&r, (1u << i) - 1);
+        answer(&r, (1u << i) - 1);
         assert_int_equal(believed(&r), i < 4 ? 0xffu : (1u << i) - 1);
     }
     assert_int_equal(share(&r, "m7"), LDR_SHARE_FULL); /* it was away */
@@ -156,10 +156,10 @@ static void test_one_by_one(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     for (unsigned i = 1; i <= 8; i++) {
         r.now_ns += 100 * MS;
-        offer(&r, 0xffu << i & 0xff);
+        answer(&r, 0xffu << i & 0xff);
         assert_int_equal(__builtin_popcountll(believed(&r)), i < 4 ? 8 - i : 4);
     }
     pass(&r, 31 * S, S, true);
@@ -168,10 +168,10 @@ static void test_one_by_one(void **state)
 
     /* Slowly, it is believed. */
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     for (unsigned i = 1; i < 8; i++) {
         pass(&r, 40 * S, S, true);
-        offer(&r, 0xffu << i & 0xff);
+        answer(&r, 0xffu << i & 0xff);
         pass(&r, 40 * S, S, true);
         assert_int_equal(believed(&r), 0xffu << i & 0xff);
     }
@@ -185,10 +185,10 @@ static void test_flapping(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     for (unsigned i = 0; i < 300; i++) {
         r.now_ns += S;
-        offer(&r, i % 20 == 19 ? 0xff : i % 2 == 0 ? 0x01 : 0x02);
+        answer(&r, i % 20 == 19 ? 0xff : i % 2 == 0 ? 0x01 : 0x02);
         assert_int_equal(believed(&r), 0xff);
     }
     assert_true(r.m.held > 10);
@@ -202,9 +202,9 @@ static void test_silent(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     r.now_ns += S;
-    assert_false(offer(&r, 0x01));
+    assert_false(answer(&r, 0x01));
     pass(&r, 3600 * S, S, false);
     assert_int_equal(believed(&r), 0xff);
     pass(&r, 32 * S, S, true);
@@ -219,9 +219,9 @@ static void test_jump(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     r.now_ns += S;
-    assert_false(offer(&r, 0x01));
+    assert_false(answer(&r, 0x01));
     for (unsigned i = 0; i < 10; i++) {
         r.now_ns += 3600 * S;
         assert_false(ldr_members_judge(&r.m, r.now_ns, true));
@@ -238,9 +238,9 @@ static void test_ramp(void **state)
 
     (void)state;
     begin(&r, 240);
-    offer(&r, 0x0f);
+    answer(&r, 0x0f);
     r.now_ns += 100 * S;
-    assert_true(offer(&r, 0xff)); /* as many newcomers as there were */
+    assert_true(answer(&r, 0xff)); /* as many newcomers as there were */
     assert_int_equal(share(&r, "m0"), LDR_SHARE_FULL);
     assert_int_equal(share(&r, "m7"), 1);
     assert_int_equal(ldr_members_next(&r.m, r.now_ns), r.now_ns + S);
@@ -256,13 +256,13 @@ static void test_ramp(void **state)
     assert_int_equal(ldr_members_next(&r.m, r.now_ns), UINT64_MAX);
 
     /* One that comes back within the hour has all of it, a day later not. */
-    offer(&r, 0x7f);
+    answer(&r, 0x7f);
     pass(&r, 1800 * S, 10 * S, true);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     assert_int_equal(share(&r, "m7"), LDR_SHARE_FULL);
-    offer(&r, 0x7f);
+    answer(&r, 0x7f);
     pass(&r, 4000 * S, 10 * S, true);
-    offer(&r, 0xff);
+    answer(&r, 0xff);
     assert_int_equal(share(&r, "m7"), 1);
     ldr_members_destroy(&r.m);
 }
@@ -276,7 +276,7 @@ static void test_says(void **state)
 
     (void)state;
     begin(&r, 0);
-    offer(&r, 3);
+    answer(&r, 3);
     ldr_members_say(&r.m, id, 77, true);
     ldr_members_say(&r.m, 12345, 77, true); /* nobody */
     ldr_members_judge(&r.m, r.now_ns, true);
@@ -291,26 +291,26 @@ static void test_says(void **state)
     for (unsigned i = 0; i < 2; i++) {
         r.list[i].run = 78; /* the source knows a newer one */
     }
-    assert_true(ldr_members_offer(&r.m, r.list, 2));
+    assert_true(ldr_members_answer(&r.m, r.list, 2));
     ldr_members_judge(&r.m, r.now_ns, true);
     assert_false(r.m.believed[0].leaving || r.m.believed[1].leaving);
     ldr_members_destroy(&r.m);
 }
 
-/* Against first principles: whatever is offered, invariant 4 of cluster.h
+/* Against first principles: whatever is listed, invariant 4 of cluster.h
  * holds, and what stands for long enough is believed. */
 static void test_random(void **state)
 {
     (void)state;
     for (uint64_t seed = 1; seed <= 300; seed++) {
-        uint64_t missing_since[16], last[16], offered = 0xffff;
+        uint64_t missing_since[16], last[16], listed = 0xffff;
         uint64_t before = 0xffff;
         ldr_rand_t rand;
         rig_t r;
 
         ldr_rand_seed(&rand, seed);
         begin(&r, 0);
-        offer(&r, offered);
+        answer(&r, listed);
         for (unsigned i = 0; i < 16; i++) {
             missing_since[i] = UINT64_MAX;
             last[i] = r.now_ns;
@@ -319,17 +319,17 @@ static void test_random(void **state)
             r.now_ns += (1 + ldr_rand_below(&rand, 1500)) * MS;
             uint64_t kind = ldr_rand_below(&rand, 10);
             if (kind == 0) {
-                offered = ldr_rand_next(&rand) & 0xffff;
+                listed = ldr_rand_next(&rand) & 0xffff;
             } else if (kind == 1) {
-                offered ^= UINT64_C(1) << ldr_rand_below(&rand, 16);
+                listed ^= UINT64_C(1) << ldr_rand_below(&rand, 16);
             } else if (kind == 2) {
-                offered = ldr_rand_below(&rand, 2) ? 0xffff : 0;
+                listed = ldr_rand_below(&rand, 2) ? 0xffff : 0;
             }
-            offer(&r, offered);
+            answer(&r, listed);
             uint64_t bits = believed(&r);
             unsigned lately = 0, gone = 0, unsure = 0;
             for (unsigned i = 0; i < 16; i++) {
-                bool here = (bits >> i & 1) != 0, named = offered >> i & 1;
+                bool here = (bits >> i & 1) != 0, named = listed >> i & 1;
                 bool dropped = (before >> i & 1) != 0 && !here;
 
                 if (named) {
@@ -352,9 +352,9 @@ static void test_random(void **state)
         }
         for (unsigned s = 0; s < 40; s++) {
             r.now_ns += S;
-            offer(&r, offered);
+            answer(&r, listed);
         }
-        assert_int_equal(believed(&r), offered);
+        assert_int_equal(believed(&r), listed);
         ldr_members_destroy(&r.m);
     }
 }

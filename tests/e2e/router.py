@@ -1,6 +1,6 @@
 """An engine that describes its chunks, and a router that asks for them, for the
-tests of docs/routing.md. Both are written from that page and share nothing with
-the daemon."""
+tests of docs/guide/routing.md. Both are written from that page and share
+nothing with the daemon."""
 import ctypes
 import hashlib
 import json

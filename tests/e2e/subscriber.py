@@ -1,4 +1,4 @@
-"""A router's index of KV events, written from docs/routing.md: libzmq by
+"""A router's index of KV events, written from docs/guide/routing.md: libzmq by
 ctypes, a reader of msgpack, and the rules for numbers that are missing. It
 shares no code with who publishes."""
 import ctypes

@@ -449,10 +449,10 @@ def test_two_directories(larder, tmp_path):
 
 
 def test_options(larder):
-    """docs/options.md has every option, with its default and its text."""
+    """docs/reference/options.md has every option, its default and its text."""
     options = larder.json("options")
     table = larder("options").out
-    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/options.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page, re.M))
     assert [o["name"] for o in options] == list(rows)
     for option in options:
@@ -463,8 +463,8 @@ def test_options(larder):
 
 
 def test_every_command_and_flag_is_documented(larder):
-    page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    options = (DOCS / "options.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/cli.md").read_text(encoding="utf-8")
+    options = (DOCS / "reference/options.md").read_text(encoding="utf-8")
     commands = re.findall(r"^  (\w+) ", larder("--help").out, re.M)
     for command in set(commands) - {"larder"}:
         assert f"larder {command}" in page

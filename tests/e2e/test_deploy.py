@@ -618,7 +618,7 @@ def test_limits_and_times(serve_options):
     assert conf["io"] == "plain"
 
 
-# ---- docs/deploy.md --------------------------------------------------------
+# ---- the pages ------------------------------------------------------------
 
 def literals():
     """The strings of the program, neighbours joined as the compiler does, with
@@ -633,11 +633,11 @@ def literals():
     return found
 
 
-def test_messages_of_the_troubleshooting_table():
-    """Each message that the table shows is one of the program's. The ellipsis
-    stands for what differs."""
-    page = (ROOT / "docs/deploy.md").read_text()
-    table = page[page.index("## Troubleshooting"):]
+def test_messages_of_the_manual():
+    """Each message that the daemon's table shows is one of the program's. The
+    ellipsis stands for what differs."""
+    page = (ROOT / "docs/reference/messages.md").read_text()
+    table = page[page.index("## The daemon"):page.index("## vLLM's connector")]
     messages = [m for m in re.findall(r"`([^`]+)`", table)
                 if "\N{HORIZONTAL ELLIPSIS}" in m or m.count(" ") > 4]
     assert len(messages) > 20
@@ -653,7 +653,7 @@ def test_messages_of_the_troubleshooting_table():
 
 def test_options_named_in_the_page_exist(larder):
     """Lines of configuration in its examples, and options in URLs."""
-    page = (ROOT / "docs/deploy.md").read_text()
+    page = (ROOT / "docs/guide/deploy.md").read_text()
     known = {o["name"] for o in larder.json("options")}
     known |= {o["name"] for o in larder.json("options", "--serve")}
     tenant = {"token_file", "secret_file", "secret_check", "cert", "uids",

@@ -341,8 +341,11 @@ def tables():
             and isinstance(node.value, ast.Dict)}
 
 
+MANUAL = ROOT / "docs/reference/vllm-metrics.md"
+
+
 def test_manual_has_every_metric():
-    manual = (ROOT / "docs/vllm-metrics.md").read_text(encoding="utf-8")
+    manual = MANUAL.read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `vllm:larder_(\w+)` \| (\w+)", manual, re.M))
     wanted = {}
     for name, kind in (("COUNTERS", "counter"), ("BY_REASON", "counter"),
@@ -352,7 +355,7 @@ def test_manual_has_every_metric():
 
 
 def test_manual_has_every_reason():
-    manual = (ROOT / "docs/vllm-metrics.md").read_text(encoding="utf-8")
+    manual = MANUAL.read_text(encoding="utf-8")
     [table] = re.findall(r"\| reason \| \|\n\|---\|---\|\n((?:\|.*\n)+)",
                          manual)
     rows = {name for row in table.splitlines()

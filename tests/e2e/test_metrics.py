@@ -97,7 +97,7 @@ def test_promtool(loaded, promtool):
 def test_manual_is_the_table(larder):
     """What the program prints stands in the manual, to the letter."""
     tables = larder("stat", "--markdown").out.rstrip().split("\n\n")
-    page = (ROOT / "docs/metrics.md").read_text()
+    page = (ROOT / "docs/reference/metrics.md").read_text()
     assert [t.count("\n") > 30 for t in tables] == [True, True]
     for table in tables:
         assert f"\n\n{table}\n\n" in page, (
@@ -107,10 +107,10 @@ def test_manual_is_the_table(larder):
 
 
 def test_docs(loaded):
-    """docs/metrics.md has every metric, as it is, and no other."""
+    """docs/reference/metrics.md has every metric, as it is, and no other."""
     rows = re.findall(r"^\| `((?:larder|process)_\w+)` \| (\w+) \| (.*?)\| "
-                      r"(.*) \|$", (ROOT / "docs/metrics.md").read_text(),
-                      re.M)
+                      r"(.*) \|$",
+                      (ROOT / "docs/reference/metrics.md").read_text(), re.M)
     written = {name: (kind, text, re.findall(r"`(\w+)`", labels))
                for name, kind, labels, text in rows}
     assert len(written) == len(rows) > 50
@@ -125,9 +125,9 @@ TEXT = (("larder_shared_reason", "reason"),
 
 
 def test_docs_label_values(loaded):
-    """docs/metrics.md has every value of every label that the daemon shows."""
+    """The page has every value of every label that the daemon shows."""
     rows = re.findall(r"^\| (`larder_[^|]*) \| `(\w+)` \| ([^|]*) \|$",
-                      (ROOT / "docs/metrics.md").read_text(), re.M)
+                      (ROOT / "docs/reference/metrics.md").read_text(), re.M)
     written = {}
     for metrics, label, values in rows:
         for name in re.findall(r"`(\w+)`", metrics):
@@ -195,7 +195,7 @@ def test_names_exist(loaded):
     asked = {f"grafana: {title}": expr for title, expr in grafana()}
     for path in (ALERTS, ROOT / "tests/e2e/alerts_test.yml"):
         asked[path.name] = path.read_text()
-    asked["runbook"] = (ROOT / "docs/runbook.md").read_text()
+    asked["runbook"] = (ROOT / "docs/guide/runbook.md").read_text()
     for where, text in asked.items():
         unknown = {n for n in NAME.findall(text)} - shown
         assert not unknown, f"{where}: {unknown}"
@@ -270,7 +270,7 @@ def test_alerts(promtool):
 def test_runbook():
     """Each alert says what is wrong and where to read on; its section is
     there, says something, and is nobody else's; each is tested."""
-    runbook = (ROOT / "docs/runbook.md").read_text()
+    runbook = (ROOT / "docs/guide/runbook.md").read_text()
     sections = re.split(r"^### ", runbook, flags=re.M)[1:]
     titles = [section.split("\n")[0] for section in sections]
     tested = (ROOT / "tests/e2e/alerts_test.yml").read_text()
@@ -282,7 +282,7 @@ def test_runbook():
         assert re.search(r"^ +summary: \"\{\{ \$labels.instance \}\}: .+\"$",
                          text, re.M), name
         assert re.search(r"^ +description: \".+\.\"$", text, re.M), name
-        assert f'runbook: "docs/runbook.md#{name.lower()}"' in text
+        assert f'runbook: "docs/guide/runbook.md#{name.lower()}"' in text
         assert f'alertname="{name}"' in tested, f"{name} is not tested"
     for anchor in re.findall(r"\]\(#(\w+)\)", runbook):
         assert anchor in {t.lower() for t in titles}

@@ -1,4 +1,5 @@
-"""`larder options`, `larder serve --help`, and docs/options.md: one table."""
+"""`larder options`, `larder serve --help`, docs/reference/options.md: one
+table."""
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ USAGE = 2
 def test_manual_is_the_table(larder):
     """What the program prints stands in the manual, to the letter."""
     tables = larder("options", "--markdown").stdout.decode("utf-8")
-    page = (DOCS / "options.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference/options.md").read_text(encoding="utf-8")
     assert tables.count("\n| `") > 40 and "`[tenant NAME]`" in tables
     assert tables in page, "put the output of `larder options --markdown` there"
     assert page.count("\n| `") == tables.count("\n| `")

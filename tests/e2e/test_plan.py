@@ -23,7 +23,7 @@ TRACE = "conversation_trace.jsonl"
 
 # Hit rates of the conversation trace at 1, 5, 10, 25 and 50 % of its blocks,
 # from an earlier study, which has rounded to four digits, and those to three
-# (docs/plan.md).
+# (docs/guide/plan.md).
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 KNOWN = {
     "fifo": (.051, .175, .248, .326, .356),

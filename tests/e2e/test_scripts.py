@@ -1,6 +1,7 @@
 """What `make` shows: builds are quiet unless they fail, and the tests say how
 long each stage took. The scripts run in a tree of their own, with programs that
 only seem to build and test."""
+import ast
 import importlib.machinery
 import importlib.util
 import os
@@ -96,6 +97,19 @@ def test_failed_build_is_timed_too(tree):
     assert any(re.match(r"  build +0:\d\d$", line) for line in lines)
 
 
+def test_every_program_in_python_parses():
+    """Also those that need a GPU, or hours, and so run in no test."""
+    programs = [path for folder in ("bench", "examples", "python", "scripts",
+                                    "tests")
+                for path in (ROOT / folder).rglob("*")
+                if path.is_file() and path.suffix in ("", ".py")]
+    sources = [(path, path.read_text()) for path in programs
+               if path.suffix or b"python" in path.read_bytes()[:40]]
+    assert len(sources) > 100
+    for path, text in sources:
+        ast.parse(text, str(path))
+
+
 # ---- the table of vLLM's releases ----
 
 
@@ -143,8 +157,8 @@ RESULT = """<testsuites>
 def test_a_release_that_fails_does_not_end_the_run(releases, tmp_path,
                                                    monkeypatch):
     """Each has its row, and the next one is run."""
-    manual = tmp_path / "docs/vllm.md"
-    manual.parent.mkdir()
+    manual = tmp_path / "docs/guide/vllm.md"
+    manual.parent.mkdir(parents=True)
     (tmp_path / "build").mkdir()
     manual.write_text(releases.TABLE.sub(r"\1\3", releases.MANUAL.read_text()))
     monkeypatch.setattr(releases, "MANUAL", manual)

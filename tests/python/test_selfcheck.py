@@ -58,9 +58,9 @@ def test_what_counts_as_tested_was_run():
     tested = re.findall(r"\(0, (\d+)\)", re.search(
         r"^TESTED = (.*?\))\)$", text, re.M | re.S)[1])
     rows = re.findall(r"^\| 0\.(\d+)\.\d+ \| \d+ passed[^,\n]* \|$",
-                      (ROOT / "docs/vllm.md").read_text(), re.M)
+                      (ROOT / "docs/guide/vllm.md").read_text(), re.M)
     proof = re.findall(r"^\| 0\.(\d+)\.\d+ \| full attention \(Qwen3\) \| CPU",
-                       (ROOT / "docs/vllm-proof.md").read_text(), re.M)
+                       (ROOT / "bench/results/vllm.md").read_text(), re.M)
     assert tested and set(tested) == set(rows) | set(proof)
 
 

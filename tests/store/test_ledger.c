@@ -430,7 +430,8 @@ static void test_sizes(void **state)
     }
 }
 
-/* Fails when the bytes on disk change: then docs/format.md does, too. */
+/* Fails when the bytes on disk change: then docs/concepts/format.md does, too.
+ */
 static void test_golden(void **state)
 {
     ldr_ledger_header_t h = {

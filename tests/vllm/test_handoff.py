@@ -1,6 +1,6 @@
-"""Hand-offs between two real engines on one node (docs/handoff.md): what the
-decode engine answers is what its own hit of the same KV gives, bit by bit, and
-it computes the last token only."""
+"""Hand-offs between two real engines on one node (docs/guide/handoff.md): what
+the decode engine answers is what its own hit of the same KV gives, bit by bit,
+and it computes the last token only."""
 import os
 import signal
 import time

@@ -1,5 +1,5 @@
 """Hand-offs between two real engines on two nodes, which are members of one
-cluster (docs/handoff.md). Each engine knows its own node only."""
+cluster (docs/guide/handoff.md). Each engine knows its own node only."""
 import contextlib
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Hand-offs between engines: what both sides need (docs/handoff.md).
+"""Hand-offs between engines: what both sides need (docs/guide/handoff.md).
 
 A prompt is handed off as the chunks that reuse has anyway, and a tail: the KV
 behind its last whole chunk. Tails are in a space of their own, whose chunks are

@@ -1,4 +1,4 @@
-"""LMCache on Larder, docs/lmcache.md: an L2 adapter of type native_plugin with
+"""LMCache on Larder, docs/guide/lmcache.md: an L2 adapter of type native_plugin with
 module_path larder_kv.lmcache and class_name Connector."""
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class _Part:
 
 
 class Connector:
-    """One connection of a process to a node. adapter_params: docs/lmcache.md
+    """One connection of a process to a node. adapter_params: docs/guide/lmcache.md
     lists them."""
 
     def __init__(self, **adapter_params: Any):

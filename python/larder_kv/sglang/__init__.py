@@ -1,4 +1,4 @@
-"""SGLang's connector: a storage backend of its HiCache. docs/sglang.md is its
+"""SGLang's connector: a storage backend of its HiCache. docs/guide/sglang.md is its
 manual.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config

@@ -1,7 +1,7 @@
 """KV pages whose inside is described to Larder (option pages=slices).
 
 What is stored does not depend on the order of bytes in SGLang's host memory or
-on the number of tensor-parallel ranks: docs/layout.md. A shard is a slice of
+on the number of tensor-parallel ranks: docs/concepts/layout.md. A shard is a slice of
 the model's heads and layers, and each rank saves and loads its own.
 """
 from __future__ import annotations

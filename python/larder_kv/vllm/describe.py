@@ -1,5 +1,5 @@
 """What vLLM calls the chunks of the store, for a node that answers routers
-(docs/routing.md): their tokens, and vLLM's own hashes of its blocks.
+(docs/guide/routing.md): their tokens, and vLLM's own hashes of its blocks.
 
 A chunk is described when its save is ordered, and when a lookup finds it, at
 most once in AGAIN_SECONDS: a node forgets descriptions at its end, and when it

@@ -1,4 +1,4 @@
-"""The two sides of a hand-off, as vLLM has them: docs/handoff.md.
+"""The two sides of a hand-off, as vLLM has them: docs/guide/handoff.md.
 
 A request with do_remote_decode is the prefill side's: its chain is promised
 when it arrives, its tail is saved with its last step, and its answer carries

@@ -1,6 +1,6 @@
 """What is inside vLLM's pages, as far as it is known.
 
-Where it is, a chunk's shards are slices of the model (docs/layout.md), and
+Where it is, a chunk's shards are slices of the model (docs/concepts/layout.md), and
 engines of other tensor and pipeline parallel sizes share them. On CUDA every
 token's bytes are known, so that engines of other block sizes and attention
 backends share them too. The CPU's pages are packed for its instructions, head

@@ -1,6 +1,6 @@
 /*
- * Hand-offs between members (docs/handoff.md). Two things are said in the first
- * lane of a member, in the order in which they were queued (words):
+ * Hand-offs between members (docs/guide/handoff.md). Two things are said in the
+ * first lane of a member, in the order in which they were queued (words):
  *
  *   - by the node of the decode side: RENEW and OVER of a promise that the
  *     member has;

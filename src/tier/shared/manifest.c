@@ -1,8 +1,8 @@
 /*
  * A manifest is a head of 64 bytes, entries one after the other, and the MAC.
- * Every offset is in one of the enums below, which docs/shared.md repeats as
- * tables. Everything is little-endian, nothing is aligned, and there is not one
- * byte whose value does not matter.
+ * Every offset is in one of the enums below, which docs/concepts/shared.md
+ * repeats as tables. Everything is little-endian, nothing is aligned, and there
+ * is not one byte whose value does not matter.
  *
  * The MAC is HMAC-SHA-256 under the tenant's key; the magic at the beginning
  * keeps what it signs apart from all else that is hashed under that key. What

@@ -3,7 +3,7 @@
  * node publishes a sequence of them, the others poll, by listing names and
  * reading those that are new. The cleaner replaces many by few. A manifest
  * only ever says what was true: one that names an object that is gone costs a
- * miss. Pure functions; docs/shared.md describes the format.
+ * miss. Pure functions; docs/concepts/shared.md describes the format.
  *
  * A manifest is composed entry by entry into a buffer that grows, sealed with
  * HMAC-SHA-256 under the tenant's key over all of it, and parsed only after

@@ -1,7 +1,7 @@
 /*
  * Composing and parsing what an object holds. Every offset is in one of the
- * enums below, which docs/shared.md repeats as tables. A row is that of the SSD
- * log (store/format.h).
+ * enums below, which docs/concepts/shared.md repeats as tables. A row is that
+ * of the SSD log (store/format.h).
  *
  * Descriptor and footer end with a tag and a CRC-32C over all bytes before
  * each, padding included. The checksum tells damage from a forgery and costs

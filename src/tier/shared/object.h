@@ -1,8 +1,8 @@
 /*
  * What an object of the shared tier holds: records, each a payload in whole
  * blocks and one block with its descriptor, then a table of them and a footer
- * block. Pure functions between structs and bytes; docs/shared.md describes
- * the format.
+ * block. Pure functions between structs and bytes; docs/concepts/shared.md
+ * describes the format.
  *
  * All records of an object are of one space and one epoch of it. A record can
  * be read and checked on its own, with one ranged read and nothing else: its

@@ -402,7 +402,7 @@ static void test_no_memory(void **arg)
 }
 
 /* The format does not change by accident. The figure was computed from
- * docs/shared.md by another implementation. */
+ * docs/concepts/shared.md by another implementation. */
 static void test_golden(void **arg)
 {
     ldr_manifest_t m = {0};

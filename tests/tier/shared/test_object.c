@@ -536,7 +536,7 @@ static void test_tail_fields(void **arg)
 }
 
 /* The format does not change by accident. The figures were computed from
- * docs/shared.md by another implementation. */
+ * docs/concepts/shared.md by another implementation. */
 static void test_golden(void **arg)
 {
     struct iovec iov = {payload, LDR_BLOCK};
