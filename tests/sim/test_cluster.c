@@ -129,6 +129,7 @@ static const struct {
     {70, false},  /* what was in hand was queued twice */
     {100, false}, /* a reset on a member that came back empty was lost */
     {207, false}, /* a member left before its own view said so */
+    {58, true},   /* a connection was used that the other side had left */
 };
 
 static void test_kept_seeds(void **state)
