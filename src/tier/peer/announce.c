@@ -141,7 +141,7 @@ void ldr_home_announce(ldr_peers_t *p, uint32_t shard)
     sh->told = 1;
     unsigned count =
         ldr_peers_owners(p, &c->key, false, LDR_HOME_RANKS, nodes, &mine);
-    for (unsigned i = 0; i < count && mine == LDR_NOBODY && !known; i++) {
+    for (unsigned i = 0; i < count && mine != 0 && !known; i++) {
         row_t row = {.key = c->key,
                      .space = c->space,
                      .epoch = c->epoch,
@@ -376,10 +376,12 @@ static bool hears(const ldr_peer_node_t *n)
     return ldr_peer_well(n) && n->informed > 0 && n->homes;
 }
 
-static bool is_of(const ldr_view_t *v, uint32_t set, uint64_t id)
+/* Whether the member is among the first so many owners of the set. */
+static bool is_of(const ldr_view_t *v, uint32_t set, uint32_t ranks,
+                  uint64_t id)
 {
     uint32_t places[LDR_HOME_RANKS];
-    uint32_t count = ldr_view_set_owners(v, set, LDR_HOME_RANKS, places);
+    uint32_t count = ldr_view_set_owners(v, set, ranks, places);
 
     for (uint32_t i = 0; i < count; i++) {
         if (v->members[places[i]].id == id) {
@@ -398,10 +400,8 @@ static unsigned whom(ldr_peers_t *p, uint32_t set, ldr_peer_node_t **nodes)
     uint32_t count = ldr_view_set_owners(v, set, LDR_HOME_RANKS, places);
     unsigned n = 0;
 
-    for (uint32_t i = 0; i < count; i++) {
-        if (places[i] == v->self) {
-            return 0; /* readers ask this node */
-        }
+    if (count > 0 && places[0] == v->self) {
+        return 0; /* readers ask this node */
     }
     for (uint32_t i = 0; i < count; i++) {
         uint16_t at = p->by_place[places[i]];
@@ -409,8 +409,8 @@ static unsigned whom(ldr_peers_t *p, uint32_t set, ldr_peer_node_t **nodes)
 
         if (node != NULL &&
             (node->here_walks || before == NULL ||
-             !is_of(before, set, node->id) ||
-             is_of(before, set, p->self.id))) {
+             !is_of(before, set, LDR_HOME_RANKS, node->id) ||
+             is_of(before, set, 1, p->self.id))) {
             nodes[n++] = node;
         }
     }

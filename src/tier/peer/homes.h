@@ -8,8 +8,9 @@
  * them and asks them next, all at once: a home costs one more round trip.
  *
  *   save      The shard goes to this node's disk, and its home is announced to
- *             the members of rank 1 and 2 (announce.c). They may be told before
- *             the disk has it: DRAM has it until then.
+ *             the members of rank 1 and 2 (announce.c), unless this node is rank
+ *             1 and is asked itself. They may be told before the disk has it:
+ *             DRAM has it until then.
  *   read      A member of rank 1 or 2 that lacks the chunk answers with its
  *             homes, other than who asks (server/peer_ops.c). The asker asks
  *             those for it (ask.c), with leases, within the same peer_match_ms.
