@@ -7,9 +7,10 @@ export JOBS
 .NOTPARALLEL: # two installations at once would wait for one lock, or fail
 .PHONY: help run demo serve build test test-core test-one test-vllm test-gpu \
         test-shared vllm-drift bench bench-gpu bench-vllm check coverage \
-        performance format tidy install wheel clean deps-build deps-test \
-        deps-shared deps-check deps-wheel deps-vllm test-lmcache \
-        bench-lmcache test-sglang deps-sglang
+        performance format tidy install uninstall deb wheel screenshots clean \
+        deps-build deps-test deps-shared deps-check deps-wheel deps-deb \
+        deps-vllm test-lmcache test-dynamo bench-lmcache test-sglang \
+        deps-sglang
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { \
@@ -58,6 +59,9 @@ test-shared: deps-shared ## the shared tier, with servers that take minutes
 test-lmcache: deps-build deps-test deps-vllm ## LMCache, with real vLLM
 	@scripts/run-lmcache-tests
 
+test-dynamo: deps-build deps-test ## the node's events, with Dynamo's indexer
+	@scripts/run-dynamo-tests
+
 vllm-drift: ## has every vLLM what the connector uses? Renews lists
 	@scripts/vllm-drift
 
@@ -92,18 +96,28 @@ format: ## clang-format over the C files
 tidy: ## the fast static checks
 	@scripts/tidy
 
-install: deps-build ## library, header, programs, larder.pc (PREFIX, DESTDIR)
+install: deps-build ## library, programs, manual, unit (PREFIX, DESTDIR)
 	@cmake --preset install --log-level=WARNING \
 	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@scripts/build install
 	@DESTDIR="$(DESTDIR)" cmake --install build/install
 
+uninstall: ## removes what make install installed (DESTDIR as there)
+	@DESTDIR="$(DESTDIR)" scripts/uninstall
+
+deb: deps-deb ## Debian packages: build/packages/*.deb
+	@scripts/build deb
+	@scripts/deb build/deb build/packages
+
 wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 	@scripts/wheel
+
+screenshots: build deps-test ## the pictures of the dashboard, in docs/img
+	@scripts/screenshots $(ARGS)
 
 clean: ## removes build/
 	rm -rf build
 
-deps-build deps-test deps-shared deps-check deps-wheel deps-vllm \
+deps-build deps-test deps-shared deps-check deps-wheel deps-deb deps-vllm \
 deps-sglang: deps-%:
 	@scripts/install-deps $*

@@ -92,6 +92,7 @@ extern "C" {
 #define LARDER_KEY_BYTES 32
 #define LARDER_SHARDS_MAX 128
 #define LARDER_GROUPS_MAX 64
+#define LARDER_TABLES_MAX 64
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
 #define LARDER_BATCH_MAX 4096               /* items in one call */
 #define LARDER_IOV_MAX 4096                 /* buffers in one item */
@@ -173,6 +174,7 @@ typedef enum larder_cause {
         LARDER_CAUSE_COUNT
 } larder_cause_t;
 
+/* The name of a cause, constant. Never NULL. */
 LARDER_API const char *larder_cause_text(larder_cause_t cause);
 
 #define LARDER_TIER_MAP(X)                                                     \
@@ -188,6 +190,7 @@ typedef enum larder_tier {
         LARDER_TIER_COUNT
 } larder_tier_t;
 
+/* The name of a tier, constant. Never NULL. */
 LARDER_API const char *larder_tier_text(larder_tier_t tier);
 
 #define LARDER_TIERS_MAX 8
@@ -276,6 +279,7 @@ enum {
     LARDER_SPACE_CHUNK_TOKENS = 1u << 3,
     LARDER_SPACE_LABEL = 1u << 4,
     LARDER_SPACE_CHUNK_BYTES = 1u << 5,
+    LARDER_SPACE_PAGE_TOKENS = 1u << 6,
 };
 
 /*
@@ -303,6 +307,12 @@ typedef struct larder_space_params {
      * space's name. A cluster then keeps runs of consecutive chunks, at most
      * 16 MiB each, on one member. 0: it places every chunk by itself. */
     uint64_t chunk_bytes;
+    /* A space that SGLang's servers with pages of so many tokens share, which
+     * divide chunk_tokens: larder_chain() makes SGLang's page hashes, each
+     * chunk's key that of its last page, and chunk_bytes counts for nothing. It
+     * is no part of the space's name: the descriptor should have it. 0:
+     * Larder's own keys */
+    uint32_t page_tokens;
 } larder_space_params_t;
 
 /* Opens a space. The same parameters give the same space on every node. A node
@@ -320,15 +330,19 @@ LARDER_API void larder_space_close(larder_space_t **space_p);
 
 /* Drops everything in the space, in O(1) and durably: after LARDER_OK no get
  * gives bytes that were put before the reset, not even after a loss of power.
- *   LARDER_E_IO        dropped in this process, but a directory could not
- * record it. That directory stays off until it can. LARDER_E_TIER_OFF  dropped
- * on this node. The shared tier could not record it: until it has, this node
- * uses nothing of the space there, but other nodes may. LARDER_E_LIMIT nothing
- * was dropped: a directory records the resets of 2,000 spaces at most (a
- * tenant's: of half of them, if there are several tenants). LARDER_E_DEADLINE
- * in an embedded node: dropped in this process, and recorded as soon as the
- * disk answers. On a daemon, and with LARDER_E_OFFLINE: it may or may not have
- * happened. */
+ *
+ * LARDER_E_IO: dropped in this process, but a directory could not record it.
+ * That directory stays off until it can.
+ *
+ * LARDER_E_TIER_OFF: dropped on this node. The shared tier could not record it:
+ * until it has, this node uses nothing of the space there, but other nodes may.
+ *
+ * LARDER_E_LIMIT: nothing was dropped. A directory records the resets of 2,000
+ * spaces at most (a tenant's: of half of them, if there are several tenants).
+ *
+ * LARDER_E_DEADLINE in an embedded node: dropped in this process, and recorded
+ * as soon as the disk answers. On a daemon, and with LARDER_E_OFFLINE: it may
+ * or may not have happened. */
 LARDER_API larder_status_t larder_space_reset(larder_space_t *space,
                                               uint32_t timeout_ms);
 
@@ -745,8 +759,9 @@ typedef struct larder_gpu_params {
     void *log_arg;
 } larder_gpu_params_t;
 
-/* E_UNSUPPORTED: there is no CUDA driver. Without libnvrtc, which compiles a
- * small kernel, copies go page by page: one line in the log says so. */
+/* Opens a GPU. E_UNSUPPORTED: there is no CUDA driver. Without libnvrtc, which
+ * compiles a small kernel, copies go page by page: one line in the log says so.
+ */
 LARDER_API larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
                                            larder_gpu_t **gpu_p);
 LARDER_API void larder_gpu_close(larder_gpu_t **gpu_p);
@@ -764,6 +779,7 @@ typedef struct larder_gpu_stats {
     uint64_t failures;                       /* copies that the driver ended */
 } larder_gpu_stats_t;
 
+/* What was copied since the GPU was opened. */
 LARDER_API larder_status_t larder_gpu_stats(larder_gpu_t *gpu,
                                             larder_gpu_stats_t *out);
 
@@ -775,8 +791,8 @@ typedef struct larder_region {
 } larder_region_t;
 
 /* Where a layer keeps its pages: that of block b at offset + b * stride. Layers
- * of different groups may share memory, because a block belongs to one group at
- * a time. */
+ * of different block tables may share memory, because a block belongs to one
+ * table at a time. */
 typedef struct larder_layer {
     const char *name; /* for messages */
     uint32_t region;
@@ -791,6 +807,16 @@ typedef enum larder_rule {
     LARDER_RULE_LAST
 } larder_rule_t;
 
+/*
+ * Layers that are stored together: those with the same rule, the same window,
+ * and rows of the same bytes. Each group has a block table of its own, unless
+ * the engine groups layers in another way: it may keep the layers of one group
+ * in several tables, and layers of several groups in one. Then
+ * LARDER_LAYOUT_TABLES says which table a layer has, and what is stored is the
+ * same as without. A save skips a shard if one of its layers' tables lacks a
+ * block; a load writes every layer's page where that layer's table has a block.
+ * Groups that share a table have the same block_tokens.
+ */
 typedef struct larder_group {
     larder_rule_t rule;
     uint32_t block_tokens;  /* divides chunk_tokens */
@@ -851,6 +877,7 @@ enum {
     LARDER_LAYOUT_NULL_BLOCK = 1u << 0,
     LARDER_LAYOUT_GPU = 1u << 1,
     LARDER_LAYOUT_PAGES = 1u << 2,
+    LARDER_LAYOUT_TABLES = 1u << 3,
 };
 
 typedef struct larder_layout_params {
@@ -865,17 +892,22 @@ typedef struct larder_layout_params {
     larder_gpu_t *gpu;   /* whose memory the regions are; it outlives this */
     const larder_pages_t *pages; /* one for each group; NULL: opaque */
     uint32_t model_layers;       /* PAGES: layers of the whole model */
+    /* TABLES: block tables of a request, 1...LARDER_TABLES_MAX, and the one of
+     * every layer, in the order of groups and their layers. Default: group i
+     * has table i. */
+    uint32_t table_count;
+    const uint32_t *layer_tables;
 } larder_layout_params_t;
 
 typedef struct larder_layout larder_layout_t;
 
 /* Checks every region and layer, and copies what it needs. If one of them is
  * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions, or
- * layers of one group, share bytes, with LARDER_E_OVERLAP. larder_last_error()
+ * layers of one table, share bytes, with LARDER_E_OVERLAP. larder_last_error()
  * names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
-/* NULL is fine. No transfer with it may be under way. */
+/* Frees it. NULL is fine. No transfer with it may be under way. */
 LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
 
 /* Shards of a chunk: what larder_space_params_t.shards has to be for spaces
@@ -901,8 +933,8 @@ LARDER_API size_t larder_layout_bytes(const larder_layout_t *layout,
 LARDER_API uint32_t larder_layout_first_block(const larder_layout_t *layout,
                                               uint16_t group);
 
-/* A part of a request's block table for one group: ids[i] is the block at
- * place first + i. */
+/* A part of one of a request's block tables: ids[i] is the block at place
+ * first + i. */
 typedef struct larder_table {
     const uint32_t *ids;
     uint32_t first, count;
@@ -1023,7 +1055,8 @@ LARDER_API larder_status_t larder_seal(const larder_space_t *space,
 typedef struct larder_move {
     uint64_t struct_bytes;        /* sizeof(larder_move_t) */
     const larder_key_t *keys;     /* of the prompt's chunks in a row */
-    const larder_table_t *tables; /* one for each group */
+    const larder_table_t *tables; /* all that the layout has: one for each
+                                     group, or table_count */
     uint32_t first_key;           /* the chunk that keys[0] names */
     uint32_t begin, end;          /* tokens */
     uint16_t shard;               /* this rank's; 0 where pages are described */
@@ -1153,7 +1186,7 @@ LARDER_API larder_status_t larder_prefix_load(larder_space_t *space,
 LARDER_API larder_status_t
 larder_prefix_load_early(larder_space_t *space, const larder_layout_t *layout,
                          larder_move_t *move, uint32_t *gate, uint32_t wait_ms);
-/* LARDER_MISS: the gate is closed already; begin the load again. */
+/* Opens the gate. LARDER_MISS: it is closed already; begin the load again. */
 LARDER_API larder_status_t larder_gate_open(uint32_t *gate);
 /* Does nothing if the gate is open. */
 LARDER_API void larder_gate_close(uint32_t *gate);
@@ -1261,9 +1294,9 @@ typedef struct larder_stats {
     uint64_t asked_chunks, found_chunks;
 } larder_stats_t;
 
-/* With a daemon: the figures of the session's tenant. If the daemon cannot be
- * asked (LARDER_E_OFFLINE, _DENIED, _VERSION...), client_* are still set, and
- * the others are 0. */
+/* The figures of the node; with a daemon, those of the session's tenant. If the
+ * daemon cannot be asked (LARDER_E_OFFLINE, _DENIED, _VERSION...), client_* are
+ * still set, and the others are 0. */
 LARDER_API larder_status_t larder_stats(larder_t *lar, larder_stats_t *out);
 
 /* The same figures and more, as Prometheus text. Writes at most size bytes with

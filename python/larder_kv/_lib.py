@@ -245,15 +245,20 @@ class Node:
 
     def space(self, descriptor: bytes, shards: int, chunk_tokens: int,
               label: str = "", tenant: str = "",
-              secret: bytes = b"", chunk_bytes: int = 0) -> Space:
+              secret: bytes = b"", chunk_bytes: int = 0,
+              page_tokens: int = 0) -> Space:
         """label: what people call it. tenant, secret: if not the default.
-        chunk_bytes: of all shards and groups, where all who use it agree."""
+        chunk_bytes: of all shards and groups, where all who use it agree.
+        page_tokens: of SGLang's pages, whose hashes are its keys."""
         params = SpaceParams(field_mask=4 | 8 | 16, descriptor=descriptor,
                              descriptor_bytes=len(descriptor), shards=shards,
                              chunk_tokens=chunk_tokens, label=label.encode())
         if chunk_bytes:
             params.field_mask |= 32
             params.chunk_bytes = chunk_bytes
+        if page_tokens:
+            params.field_mask |= 64
+            params.page_tokens = page_tokens
         if tenant:
             params.field_mask |= 1
             params.tenant = tenant.encode()
@@ -330,18 +335,22 @@ class Layout:
                  regions: Sequence[Region] = (), block_count: int = 0,
                  gpu: Gpu | None = None, pages: Sequence[Pages] = (),
                  model_layers: int = 0,
-                 null_block: int | None = NULL_BLOCK):
-        """null_block: an id that stands for no block; None: there is none."""
+                 null_block: int | None = NULL_BLOCK,
+                 tables: Sequence[int] = (), table_count: int = 0):
+        """null_block: an id that stands for no block; None: there is none.
+        tables: of all groups' layers, if groups do not have their own."""
         params = LayoutParams(
             field_mask=((1 if null_block is not None else 0)
                         | (2 if gpu is not None else 0)
-                        | (4 if pages else 0)),
+                        | (4 if pages else 0) | (8 if tables else 0)),
             gpu=gpu._handle if gpu is not None else None,
             chunk_tokens=chunk_tokens, block_count=block_count,
             regions=(Region * len(regions))(*regions),
             region_count=len(regions), groups=(Group * len(groups))(*groups),
             group_count=len(groups), null_block=null_block or 0,
-            pages=(Pages * len(pages))(*pages), model_layers=model_layers)
+            pages=(Pages * len(pages))(*pages), model_layers=model_layers,
+            table_count=table_count,
+            layer_tables=(c_uint32 * len(tables))(*tables))
         self._handle = c_void_p()
         check(library().larder_layout_create(byref(params),
                                              byref(self._handle)))

@@ -22,7 +22,9 @@ class Options:
     chunk: int
     weights: str
     pod: str
+    events_ownership: str
     pages: str
+    page_tokens: int
     lookup_ms: int
     load: str
     load_ms: int

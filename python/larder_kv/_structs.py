@@ -26,7 +26,8 @@ class SpaceParams(Structure):
                 ("descriptor_bytes", c_size_t), ("tenant", c_char_p),
                 ("secret", c_char_p), ("secret_bytes", c_size_t),
                 ("shards", c_uint32), ("chunk_tokens", c_uint32),
-                ("label", c_char_p), ("chunk_bytes", c_uint64)]
+                ("label", c_char_p), ("chunk_bytes", c_uint64),
+                ("page_tokens", c_uint32)]
 
 
 class Extra(Structure):
@@ -80,7 +81,8 @@ class LayoutParams(Structure):
                 ("region_count", c_uint32), ("groups", POINTER(Group)),
                 ("group_count", c_uint32), ("null_block", c_uint32),
                 ("gpu", c_void_p), ("pages", POINTER(Pages)),
-                ("model_layers", c_uint32)]
+                ("model_layers", c_uint32), ("table_count", c_uint32),
+                ("layer_tables", POINTER(c_uint32))]
 
 
 class GpuParams(Structure):

@@ -155,6 +155,13 @@ static larder_status_t check_events(const ldr_config_t *c)
                         "options events_key and events_clients: set both, or "
                         "none");
     }
+    if (strchr(c->options.events_node, '@') != NULL) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "option events_node: %s (%s) has an @, which parts "
+                        "topics",
+                        c->options.events_node,
+                        c->source[LDR_OPTION_events_node]);
+    }
     return st == LARDER_OK ? check_events_at(c, LDR_OPTION_events_replay,
                                              c->options.events_replay)
                            : st;

@@ -8,6 +8,7 @@
  */
 #include "base/fault.h"
 
+#if LDR_FAULTS
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,3 +127,4 @@ bool ldr_fault_parse(const char *text)
 {
     return fault_walk(text, false) && fault_walk(text, true);
 }
+#endif

@@ -98,16 +98,18 @@
       "Shards dropped from ssd to make room.")                                 \
     M(handoffs_total, COUNTER, "tenant,outcome",                               \
       "Promises of prefill engines: made, one for each chain and one for its " \
-      "tail; and those that expired, since nobody renewed them.")              \
-    S(, "promised", n.handoffs)                                                \
-    S(, "expired", n.handoffs_expired)                                         \
+      "tail; those that expired, since nobody renewed them; and those that a " \
+      "decode engine asked for when they were over, or that never were.")      \
+    S(handoffs, "promised", n.handoffs)                                        \
+    S(handoffs_expired, "expired", n.handoffs_expired)                         \
+    S(handoffs_late, "late", n.handoffs_late)                                  \
     M(handoff_chunks_total, COUNTER, "tenant,outcome",                         \
       "Promised chunks: came, did not come, or came and were not held, since " \
       "a quarter of dram was.")                                                \
-    S(, "kept", n.handoff_kept)                                                \
-    S(, "failed", n.handoff_failed)                                            \
-    S(, "unheld", n.handoff_unheld)                                            \
-    V(handoff_held_bytes, GAUGE, "tenant", , promised_bytes,                   \
+    S(handoff_kept, "kept", n.handoff_kept)                                    \
+    S(handoff_failed, "failed", n.handoff_failed)                              \
+    S(handoff_unheld, "unheld", n.handoff_unheld)                              \
+    V(handoff_held_bytes, GAUGE, "tenant", handoff_held, promised_bytes,       \
       "Payload that is held for hand-offs.")                                   \
     V(removes_total, COUNTER, "tenant", , n.removes, "Shards removed.")        \
     V(resets_total, COUNTER, "tenant", , n.resets, "Spaces reset.")            \
@@ -270,7 +272,7 @@
     M(peer_homes_total, COUNTER, "member,event",                               \
       "Chunks that the member was told this node's disk has; that it told of " \
       "its own; and that it was asked for because of that, and lacked.")       \
-    S(, "told", n.homes_told)                                                  \
+    S(, "announced", n.homes_announced)                                        \
     S(, "heard", n.homes_heard)                                                \
     S(home_wrong, "wrong", n.home_wrong)                                       \
     M(peer_meets_total, COUNTER, "member,outcome",                             \
@@ -429,6 +431,22 @@
       "has the port.")                                                         \
     M(build_info, GAUGE, "version,build", "1, with what this daemon is.")
 
+/* What engines have described for routers: ldr_catalog_stats_t. */
+#define LDR_CATALOG_FIGURES(M, V, S, E, J)                                     \
+    V(descriptions, GAUGE, "", , descriptions,                                 \
+      "Chunks that engines have described for routers; of one that several "   \
+      "have described, each counts.")                                          \
+    V(description_bytes, GAUGE, "", , bytes,                                   \
+      "Memory that these take, at most describe_memory.")                      \
+    V(description_sources, GAUGE, "", , sources,                               \
+      "Engines that have described chunks, each space and group of theirs "    \
+      "for "                                                                   \
+      "itself.")                                                               \
+    V(descriptions_dropped_total, COUNTER, "", , dropped,                      \
+      "Descriptions that gave way to newer ones: describe_memory is less "     \
+      "than "                                                                  \
+      "what engines use.")
+
 /* The cluster, as this node sees it: ldr_cluster_figures_t, and each member of
  * its view: ldr_member_figures_t. */
 #define LDR_CLUSTER_FIGURES(M, V, S, E, J)                                     \
@@ -503,6 +521,7 @@
     LDR_CLIENT_FIGURES(M, V, S, E, J)                                          \
     LDR_TRANSPORT_FIGURES(M, V, S, E, J)                                       \
     LDR_SERVER_FIGURES(M, V, S, E, J)                                          \
+    LDR_CATALOG_FIGURES(M, V, S, E, J)                                         \
     LDR_CLUSTER_FIGURES(M, V, S, E, J)                                         \
     LDR_MEMBER_FIGURES(M, V, S, E, J)
 

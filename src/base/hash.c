@@ -177,6 +177,43 @@ bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
     return true;
 }
 
+bool ldr_chain_pages(const uint8_t *parent, const uint32_t *tokens,
+                     uint32_t chunk_tokens, uint32_t page_tokens,
+                     const larder_extra_t *extra, larder_key_t *keys,
+                     size_t count)
+{
+    static const uint8_t none[HASH_BYTES];
+    uint8_t hash[HASH_BYTES];
+    bool begun = parent != NULL;
+
+    memcpy(hash, begun ? parent : none, sizeof(hash));
+    for (size_t i = 0; i < count; i++) {
+        if (extra != NULL && extra[i].bytes > 0) {
+            const ldr_piece_t apart[] = {{"larder extra 1", 14},
+                                         {hash, sizeof(hash)},
+                                         {extra[i].data, extra[i].bytes}};
+            if (!ldr_sha256(apart, 3, hash)) {
+                return false;
+            }
+            begun = true;
+        }
+        for (uint32_t at = 0; at < chunk_tokens; at += page_tokens) {
+            SHA256_CTX ctx;
+
+            if (SHA256_Init(&ctx) != 1 ||
+                !update(&ctx, hash, begun ? sizeof(hash) : 0) ||
+                !update_tokens(&ctx, tokens, page_tokens) ||
+                SHA256_Final(hash, &ctx) != 1) {
+                return false;
+            }
+            begun = true;
+            tokens += page_tokens;
+        }
+        memcpy(keys[i].hash, hash, sizeof(hash));
+    }
+    return true;
+}
+
 bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes)
 {
     uint8_t whole[HASH_BYTES];

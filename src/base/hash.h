@@ -61,3 +61,18 @@ bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
 uint32_t ldr_run_set(uint64_t run);
 /* The depth of the chunk after this one, whose key was made with runs. */
 uint32_t ldr_run_next(const larder_key_t *key);
+
+/*
+ * Keys that SGLang can make as well, which knows its page hashes and no tokens:
+ * of each page of page_tokens tokens
+ *     SHA-256(hash of the page before || tokens, 32-bit little-endian)
+ * and nothing before the first page of a prompt. keys[i] is the hash of chunk
+ * i's last page; page_tokens divides chunk_tokens. parent: the key before
+ * keys[0]; NULL: there is none. If chunk i has extra bytes, what stands before
+ * its first page is SHA-256("larder extra 1" || hash of the page before, or
+ * zeros || extra i), which is no page's hash.
+ */
+bool ldr_chain_pages(const uint8_t *parent, const uint32_t *tokens,
+                     uint32_t chunk_tokens, uint32_t page_tokens,
+                     const larder_extra_t *extra, larder_key_t *keys,
+                     size_t count);

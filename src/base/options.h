@@ -201,6 +201,15 @@
       "file with the public CURVE keys of those that may read, one a line")    \
     X(events_tenant, TEXT, SERVE, "default", 1, 63,                            \
       "whose chunks are published")                                            \
+    X(events_topics, ENUM, SERVE, "engines", 0, 2,                             \
+      "engines: a topic for each engine; node: one for this node, "            \
+      "node:NAME; pool: that, and one for what its loads would find at other " \
+      "members and in the shared tier, pool:NAME")                             \
+    X(events_node, TEXT, SERVE, "", 0, 63,                                     \
+      "NAME in these topics; empty: the member's name, or the host's")         \
+    X(events_ownership, ENUM, SERVE | CONNECTOR, "on", 0, 1,                   \
+      "on: events name larder as their owner; off: they name nobody, for "     \
+      "routers that drop those with an owner, like Dynamo")                    \
     X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
       "bytes of what engines describe, of all tenants; as many of events")     \
     X(loops, UINT, SERVE, "0", 0, 64,                                          \
@@ -245,10 +254,12 @@
     X(pod, TEXT, CONNECTOR, "", 0, 63,                                         \
       "what routers call this engine; empty: as in its KV events' topic "      \
       "kv@POD@MODEL, else the host's name")                                    \
-    X(pages, ENUM, CONNECTOR, "auto", 0, 2,                                    \
+    X(pages, ENUM, CONNECTOR, "auto", 0, 3,                                    \
       "slices: KV is stored by slices of the model where the inside of pages " \
-      "is known; rank: a rank's pages as they are; auto: slices from vLLM, "   \
-      "rank from SGLang")                                                      \
+      "is known; shared: likewise, by vLLM and SGLang together; rank: a "      \
+      "rank's pages as they are; auto: slices from vLLM, rank from SGLang")    \
+    X(page_tokens, UINT, CONNECTOR, "0", 0, 65536,                             \
+      "vLLM with pages=shared: --page-size of the SGLang servers")             \
     X(lookup_ms, UINT, CONNECTOR, "500", 0, 60000,                             \
       "how long after its arrival a request may wait for the store")           \
     X(load, ENUM, CONNECTOR, "auto", 0, 2,                                     \
@@ -302,6 +313,12 @@ enum { LDR_ADMIN_OPEN_OFF, LDR_ADMIN_OPEN_ON };
 enum { LDR_LISTEN_OPEN_OFF, LDR_LISTEN_OPEN_ON };
 enum { LDR_QUERY_OFF, LDR_QUERY_ON };
 enum { LDR_EVENTS_OPEN_OFF, LDR_EVENTS_OPEN_ON };
+enum { LDR_EVENTS_OWNERSHIP_OFF, LDR_EVENTS_OWNERSHIP_ON };
+enum {
+    LDR_EVENTS_TOPICS_ENGINES,
+    LDR_EVENTS_TOPICS_NODE,
+    LDR_EVENTS_TOPICS_POOL
+};
 enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };

@@ -45,7 +45,17 @@
     X(LOOKUP_MS, "lookup_ms", true)                                            \
     X(STAGE_MS, "stage_ms", true)                                              \
     X(COPY_MS, "copy_ms", true)                                                \
-    X(RESUME_MS, "resume_ms", true)
+    X(RESUME_MS, "resume_ms", true)                                            \
+    X(HALF, "handoff", false)                                                  \
+    X(HALF_TOKENS, "handoff_tokens", true)                                     \
+    X(HALF_MEMBER, "handoff_member", false)                                    \
+    X(HALF_WHY, "handoff_why", false)                                          \
+    X(HALF_EARLY, "handoff_early", true)                                       \
+    X(HALF_WHOLE, "handoff_whole", true)                                       \
+    X(PROMISED_MS, "handoff_promised_ms", true)                                \
+    X(SAVED_MS, "handoff_saved_ms", true)                                      \
+    X(ANSWERED_MS, "handoff_answered_ms", true)                                \
+    X(WAITED_MS, "handoff_waited_ms", true)
 
 typedef enum field {
 #define X(name, key, number) FIELD_##name,
@@ -63,7 +73,7 @@ static const struct {
 #undef X
 };
 
-/* Why not more was loaded, for people. */
+/* Why not more was loaded, or handed off, for people. */
 static const struct {
     const char *name, *text;
 } reasons[] = {
@@ -92,6 +102,19 @@ static const struct {
     {"load", "the load failed, and it was computed; the engine's log says why"},
     {"engine", "the engine took less than was offered"},
     {"error", "an error; the engine's log says which"},
+    /* of hand-offs only */
+    {"unable", "this engine cannot hand off, or take, this prompt; its log"
+               " says why"},
+    {"promise", "the node did not take the promise: the other side finds what"
+                " was saved, and does not wait for the rest"},
+    {"ended", "the request ended before all of its prompt was computed"},
+    {"busy", "other saves held too many of the engine's blocks"},
+    {"malformed", "what came with the request is not what an engine answers"},
+    {"forged", "its seal is not right: it was altered, or is another"
+               " tenant's"},
+    {"space", "it is of another model, or of an engine that is newer"},
+    {"prompt", "it is of another prompt, salt, adapter or image"},
+    {"member", "the node that it names is no member of this node's cluster"},
 };
 
 typedef struct record {
@@ -412,6 +435,49 @@ static void show_times(const record_t *r)
     printf("\n");
 }
 
+/* ", promised at 0.4 ms"; nothing if it did not happen. */
+static void show_at(const record_t *r, field_t field, const char *what)
+{
+    if (r->values[field] != NULL) {
+        printf(", %s at %s ms", what, r->values[field]);
+    }
+}
+
+/* A request's half of a hand-off (docs/guide/handoff.md). */
+static void show_half(const record_t *r)
+{
+    const char *side = r->values[FIELD_HALF], *why = r->values[FIELD_HALF_WHY];
+    const char *member = r->values[FIELD_HALF_MEMBER];
+    bool gives = side != NULL && strcmp(side, "prefill") == 0;
+
+    if (side == NULL) {
+        return;
+    }
+    if (gives) {
+        printf("  gave      %" PRIu64 " tokens to a decode engine",
+               field_number(r, FIELD_HALF_TOKENS));
+        show_at(r, FIELD_PROMISED_MS, "promised");
+        show_at(r, FIELD_SAVED_MS, "last saves");
+        show_at(r, FIELD_ANSWERED_MS, "answered");
+    } else {
+        printf("  took      %s of a hand-off",
+               field_number(r, FIELD_HALF_WHOLE) != 0 ? "all"
+               : r->values[FIELD_WAITED_MS] != NULL   ? "a part"
+                                                      : "nothing");
+        if (member != NULL && member[0] != '\0') {
+            printf(" from %s", member);
+        }
+        if (field_number(r, FIELD_HALF_EARLY) != 0) {
+            printf(", which had not been answered");
+        }
+        show_at(r, FIELD_WAITED_MS, "staged");
+    }
+    if (why != NULL && why[0] != '\0') {
+        printf("; %s (%s)", why, reason_text(why));
+    }
+    printf("\n");
+}
+
 static void record_show(const record_t *r)
 {
     uint64_t size = field_number(r, FIELD_CHUNK_TOKENS);
@@ -444,6 +510,7 @@ static void record_show(const record_t *r)
         printf("  missed    nothing\n");
     }
     printf("  saved     %" PRIu64 " chunk%s\n", saved, plural(saved));
+    show_half(r);
     if (again > 0) {
         printf("  preempted %" PRIu64 " time%s; this is since the last\n",
                again, plural(again));

@@ -66,6 +66,22 @@ void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
 /* doctor_cluster.c: of the daemon that runs with this configuration. */
 void ldr_doctor_cluster(const ldr_doctor_t *d);
 
+/* doctor_link.c: bytes a second from a member and to it; 0: none came. */
+typedef struct ldr_doctor_speed {
+    double in, out;
+} ldr_doctor_speed_t;
+
+typedef struct ldr_doctor_link {
+    ldr_doctor_speed_t bare, spoken; /* by a bare socket, as members speak */
+} ldr_doctor_link_t;
+
+/* For about so long; four times as long, and until end_ns, at most. What was
+ * measured is there after a failure, too; a link that was measured before keeps
+ * the better figures. E_DEADLINE: bytes did not come through in time. */
+larder_status_t ldr_doctor_link(const ldr_options_t *o, const char *address,
+                                uint64_t ns, uint64_t end_ns,
+                                ldr_doctor_link_t *link);
+
 /* doctor_net.c */
 void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);

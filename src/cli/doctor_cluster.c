@@ -1,6 +1,7 @@
 /*
  * doctor --cluster: what the daemon of this configuration knows of the other
- * members, from its metrics, and the way to each, by a bare socket.
+ * members, from its metrics, and the way to each, by a bare socket: how long it
+ * takes, and how much it carries.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,6 +21,10 @@
 #define CONNECTS 5u           /* the quickest counts */
 #define SKEW_S 2
 #define TRIP_MORE_US 20000 /* beside ten bare ones: it is the daemon's */
+#define LINKS_NS ((uint64_t)3000000000u) /* to measure all links, as a rule */
+#define LINK_NS 600000000u               /* ... and one of them */
+#define END_NS ((uint64_t)7000000000u)   /* at the latest */
+#define SLOW 4.0                         /* times slower than it should be */
 #define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
 
 /* ---- what is wrong with one that does not meet this node ---- */
@@ -118,13 +123,139 @@ static bool say_wrong(const ldr_doctor_t *d, const ldr_prom_t *p,
     return wrong;
 }
 
-static void check_member(const ldr_doctor_t *d, const ldr_prom_t *p,
-                         const char *name, const char *address)
+/* ---- what links carry ---- */
+
+/* A member that is well. */
+typedef struct link {
+    char name[LDR_PROM_VALUE], address[LDR_PROM_VALUE];
+    int64_t bare_us;
+    larder_status_t status; /* of what follows; E_DENIED: not measured */
+    ldr_doctor_link_t speed;
+    char why[LDR_PROM_VALUE];
+} link_t;
+
+typedef struct links {
+    link_t *all;
+    size_t count;
+    double best; /* of the bare ones */
+} links_t;
+
+static double slower(const ldr_doctor_speed_t *s)
+{
+    return s->in < s->out ? s->in : s->out;
+}
+
+static void measure(const ldr_doctor_t *d, link_t *l, uint64_t ns,
+                    uint64_t end_ns)
+{
+    const ldr_options_t *o = &d->config->options;
+
+    l->status = LARDER_E_DENIED;
+    if (o->cluster_secret[0] != '\0' && access(o->cluster_secret, R_OK) == 0) {
+        l->status = ldr_doctor_link(o, l->address, ns, end_ns, &l->speed);
+        snprintf(l->why, sizeof(l->why), "%s",
+                 l->status != LARDER_OK ? ldr_fail_text() : "");
+    }
+}
+
+/* Those that look slow are measured again: a busy host makes a link look slow,
+ * and nothing makes it look fast. */
+static void measure_all(const ldr_doctor_t *d, links_t *links)
+{
+    uint64_t ns = ldr_min64(LINKS_NS / (links->count + 1), LINK_NS);
+    uint64_t end_ns = ldr_now_ns(&ldr_clock_real) + END_NS;
+
+    for (unsigned turn = 0; turn < 2; turn++) {
+        for (size_t i = 0; i < links->count; i++) {
+            link_t *l = &links->all[i];
+
+            if (turn == 0 || (l->status == LARDER_OK &&
+                              slower(&l->speed.bare) * SLOW < links->best)) {
+                measure(d, l, ns, end_ns);
+            }
+        }
+        for (size_t i = 0; i < links->count; i++) {
+            const ldr_doctor_speed_t *s = &links->all[i].speed.bare;
+
+            links->best = s->in > links->best ? s->in : links->best;
+            links->best = s->out > links->best ? s->out : links->best;
+        }
+    }
+}
+
+/* What is wrong with what it carries, and what to do; NULL: nothing. */
+static const char *slow_because(const ldr_doctor_t *d, const links_t *links,
+                                const link_t *l, const char **cure_p)
+{
+    const ldr_doctor_speed_t *bare = &l->speed.bare, *spoken = &l->speed.spoken;
+
+    if (slower(bare) * SLOW < links->best) {
+        *cure_p = "compare both hosts: ethtool (speed, duplex), ip -s link "
+                  "(errors, mtu), sysctl net.ipv4.tcp_rmem, and what else uses "
+                  "the link";
+        return "this link is slow beside the others, or in one direction";
+    }
+    if (slower(spoken) * SLOW / 2 < slower(bare)) {
+        bool tls = d->config->options.cluster_tls == LDR_TLS_ON;
+
+        *cure_p = tls ? "sudo modprobe tls on both hosts; see also `larder "
+                        "doctor`, ktls"
+                      : "look for a busy host";
+        return tls ? "TLS halves it, or worse" : "the hosts slow it down";
+    }
+    return NULL;
+}
+
+static void say_link(const ldr_doctor_t *d, const ldr_prom_t *p,
+                     const links_t *links, const link_t *l)
+{
+    double trip_us = 1e6 * of(p, NAME(peer_round_trip_seconds), l->name);
+    const ldr_doctor_speed_t *bare = &l->speed.bare, *spoken = &l->speed.spoken;
+    bool late = trip_us > 10 * (double)l->bare_us + TRIP_MORE_US;
+    const char *cure = NULL, *because = NULL;
+    char carries[400];
+
+    if (l->status == LARDER_E_DEADLINE && slower(bare) == 0) {
+        ldr_doctor_say(d, LDR_VERDICT_BAD,
+                       "compare the MTU of both hosts and of all between them "
+                       "(ping -M do -s 8972), and look for a firewall",
+                       "%s at %s: a bare socket connects in %lld us, but large "
+                       "messages do not come through",
+                       l->name, l->address, (long long)l->bare_us);
+        return;
+    }
+    if (l->status == LARDER_E_DENIED) {
+        snprintf(carries, sizeof(carries),
+                 "not measured: the file cluster_secret is not in this "
+                 "configuration, or not readable");
+    } else if (slower(spoken) == 0) {
+        snprintf(carries, sizeof(carries), "not measured: %.300s", l->why);
+    } else {
+        because = slow_because(d, links, l, &cure);
+        snprintf(carries, sizeof(carries),
+                 "%.3g GB/s from it and %.3g to it, where a bare socket "
+                 "carries %.3g and %.3g%s%s",
+                 spoken->in * 1e-9, spoken->out * 1e-9, bare->in * 1e-9,
+                 bare->out * 1e-9, because != NULL ? ": " : "",
+                 because != NULL ? because : "");
+    }
+    ldr_doctor_say(
+        d, late || because != NULL ? LDR_VERDICT_WARN : LDR_VERDICT_OK,
+        late ? "look for a busy host or a slow disk there" : cure,
+        "%s at %s: an exchange took %.0f us; a bare socket connects "
+        "in %lld us; bytes: %s",
+        l->name, l->address, trip_us, (long long)l->bare_us, carries);
+}
+
+/* Says what is wrong. False: nothing is, and its link is to be measured. */
+static bool check_member(const ldr_doctor_t *d, const ldr_prom_t *p,
+                         const char *name, const char *address,
+                         int64_t *bare_us_p)
 {
     char why[LDR_PROM_VALUE];
     int64_t bare_us = connect_us(address);
-    double trip_us = 1e6 * of(p, NAME(peer_round_trip_seconds), name);
 
+    *bare_us_p = bare_us;
     ldr_prom_text(p, NAME(peer_reason), LDR_WHERE("member", name), "reason",
                   why);
     if (bare_us < 0) {
@@ -137,16 +268,10 @@ static void check_member(const ldr_doctor_t *d, const ldr_prom_t *p,
                        "two do not meet: %s",
                        name, address, (long long)bare_us,
                        why[0] != '\0' ? why : "not yet");
-    } else if (!say_wrong(d, p, name)) {
-        bool slow = trip_us > 10 * (double)bare_us + TRIP_MORE_US;
-
-        ldr_doctor_say(d, slow ? LDR_VERDICT_WARN : LDR_VERDICT_OK,
-                       slow ? "look for a busy host or a slow disk there"
-                            : NULL,
-                       "%s at %s: an exchange took %.0f us; a bare socket "
-                       "connects in %lld us",
-                       name, address, trip_us, (long long)bare_us);
+    } else {
+        return say_wrong(d, p, name);
     }
+    return true;
 }
 
 /* ---- this node ---- */
@@ -179,25 +304,35 @@ static void check_self(const ldr_doctor_t *d, const ldr_prom_t *p,
 
 static void check_all(const ldr_doctor_t *d, const ldr_prom_t *p)
 {
-    char self[LDR_PROM_VALUE], name[LDR_PROM_VALUE], address[LDR_PROM_VALUE];
+    char self[LDR_PROM_VALUE];
+    links_t links = {.all = ldr_alloc(p->count * sizeof(link_t))};
 
     ldr_prom_text(p, NAME(cluster_info), LDR_ANYWHERE, "member", self);
     if (self[0] == '\0') {
         ldr_doctor_say(d, LDR_VERDICT_SKIP, NULL,
                        "this node is in no cluster (option cluster), or you "
                        "are not its user");
+        ldr_free(links.all);
         return;
     }
     check_self(d, p, self);
-    for (size_t i = 0; i < p->count; i++) {
+    for (size_t i = 0; links.all != NULL && i < p->count; i++) {
         const ldr_sample_t *s = &p->samples[i];
+        link_t *l = &links.all[links.count];
 
         if (strcmp(s->name, NAME(member_info)) == 0 &&
-            ldr_prom_label(s, "member", name) &&
-            ldr_prom_label(s, "address", address) && strcmp(name, self) != 0) {
-            check_member(d, p, name, address);
+            ldr_prom_label(s, "member", l->name) &&
+            ldr_prom_label(s, "address", l->address) &&
+            strcmp(l->name, self) != 0 &&
+            !check_member(d, p, l->name, l->address, &l->bare_us)) {
+            links.count++;
         }
     }
+    measure_all(d, &links);
+    for (size_t i = 0; i < links.count; i++) {
+        say_link(d, p, &links, &links.all[i]);
+    }
+    ldr_free(links.all);
 }
 
 void ldr_doctor_cluster(const ldr_doctor_t *d)

@@ -11,11 +11,11 @@
 #include "base/check.h"
 #include "base/fault.h"
 
-bool ldr_program_begin(void)
+#if LDR_FAULTS
+static bool arm_faults(void)
 {
     const char *faults = getenv("LARDER_FAULTS");
 
-    ldr_check_abort();
     if (faults == NULL || ldr_fault_parse(faults)) {
         return true;
     }
@@ -25,6 +25,18 @@ bool ldr_program_begin(void)
     }
     fprintf(stderr, "\n");
     return false;
+}
+#else
+static bool arm_faults(void)
+{
+    return true;
+}
+#endif
+
+bool ldr_program_begin(void)
+{
+    ldr_check_abort();
+    return arm_faults();
 }
 
 int ldr_program_end(int code)

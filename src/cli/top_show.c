@@ -183,8 +183,10 @@ static void put_admin(const ldr_top_t *t, ldr_top_screen_t *s)
 
 static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
 {
-    double dram = RATE(loads_total, "tier", "dram");
-    double ssd = RATE(loads_total, "tier", "ssd");
+    static char tiers[VALUES_MAX][LDR_PROM_VALUE];
+    size_t n = ldr_prom_values(&t->now, NAME(loads_total), "tier", tiers,
+                               LARDER_TIERS_MAX);
+    char from[LARDER_TIERS_MAX * 24] = "";
     double misses = RATE(misses_total, NULL);
     double found = RATE(asked_chunks_total, "outcome", "found");
     double asked = RATE(asked_chunks_total, NULL);
@@ -195,10 +197,17 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
                 "hit rate %7s of %7s chunks/s asked for;  %7s since start",
                 PERCENT(found, asked), COUNT(asked),
                 PERCENT(LEVEL(asked_chunks_total, "outcome", "found"), all));
-    screen_line(s, false,
-                "loads   %7s/s   loaded %7s   from dram %7s   ssd %7s",
-                COUNT(loads), PERCENT(hits, loads), PERCENT(dram, loads),
-                PERCENT(ssd, loads));
+    /* A tier that gave nothing yet takes no room. */
+    for (size_t i = 0; i < n; i++) {
+        size_t used = strlen(from);
+
+        if (LEVEL(loads_total, "tier", tiers[i]) > 0) {
+            snprintf(from + used, sizeof(from) - used, "  %.10s %s", tiers[i],
+                     PERCENT(RATE(loads_total, "tier", tiers[i]), loads));
+        }
+    }
+    screen_line(s, false, "loads   %7s/s  loaded %7s  from%s", COUNT(loads),
+                PERCENT(hits, loads), from[0] != '\0' ? from : "  nothing yet");
     screen_line(
         s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
         BYTES(RATE(moved_bytes_total, "direction", "load")),
@@ -298,6 +307,23 @@ static void put_tenants(const ldr_top_t *t, ldr_top_screen_t *s)
                        "load")),
             BYTES(RATE(evicted_bytes_total, "tenant", names[i])));
     }
+}
+
+/* What prefill engines promised, and what is held for those who decode. */
+static void put_handoffs(const ldr_top_t *t, ldr_top_screen_t *s)
+{
+    if (LEVEL(handoffs_total, NULL) <= 0) {
+        return;
+    }
+    screen_line(s, true, "%-9s %9s %9s %9s %9s %9s %9s", "HAND-OFFS",
+                "PROMISED", "EXPIRED", "CHUNKS", "FAILED", "NOT HELD", "HELD");
+    screen_line(s, false, "%-9s %7s/s %9s %7s/s %9s %9s %9s", "",
+                COUNT(RATE(handoffs_total, "outcome", "promised")),
+                COUNT(LEVEL(handoffs_total, "outcome", "expired")),
+                COUNT(RATE(handoff_chunks_total, "outcome", "kept")),
+                COUNT(LEVEL(handoff_chunks_total, "outcome", "failed")),
+                COUNT(LEVEL(handoff_chunks_total, "outcome", "unheld")),
+                BYTES(LEVEL(handoff_held_bytes, NULL)));
 }
 
 /* The busiest first, as they come. */
@@ -512,6 +538,7 @@ void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)
     put_ops(t, s);
     put_tenants(t, s);
     put_spaces(t, s);
+    put_handoffs(t, s);
     put_disks(t, s);
     put_shared(t, s);
     put_members(t, s);

@@ -125,6 +125,8 @@ struct larder_space {
     uint32_t number; /* an embedded node's */
     uint32_t shards;
     uint32_t chunk_tokens;
+    uint32_t
+        page_tokens; /* of SGLang's, whose page hashes are the keys; or 0 */
     uint32_t run;   /* chunks that a cluster places as one; 1: each by itself */
     bool announces; /* atomic: its caller does it, other calls need not */
     uint8_t root[32];

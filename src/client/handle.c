@@ -263,6 +263,43 @@ larder_status_t larder_close(larder_t **lar_p, uint32_t timeout_ms)
 
 /* ---- spaces ---- */
 
+/* session: a daemon's tenant; NULL: there is none. */
+static larder_status_t space_check(const larder_space_params_t *p,
+                                   const char *session)
+{
+    if (p->tenant == NULL || p->tenant[0] == '\0' ||
+        strlen(p->tenant) > TENANT_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
+                        TENANT_MAX);
+    }
+    if (session != NULL && strcmp(p->tenant, session) != 0) {
+        return ldr_fail(LARDER_E_DENIED,
+                        "tenant '%s' in a session of tenant '%s': put "
+                        "tenant=%s into the URL",
+                        p->tenant, session, p->tenant);
+    }
+    if (p->secret == NULL || p->secret_bytes == 0) {
+        return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
+                        p->tenant);
+    }
+    if (p->shards < 1 || p->shards > LARDER_SHARDS_MAX) {
+        return ldr_fail(LARDER_E_INVALID, "%u shards: 1 to %u are possible",
+                        p->shards, LARDER_SHARDS_MAX);
+    }
+    if (p->chunk_tokens < 1 || p->chunk_tokens > CHUNK_TOKENS_MAX) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "%u tokens a chunk: 1 to %u are "
+                        "possible",
+                        p->chunk_tokens, CHUNK_TOKENS_MAX);
+    }
+    if (p->page_tokens > 0 && p->chunk_tokens % p->page_tokens != 0) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "pages of %u tokens do not divide a chunk of %u",
+                        p->page_tokens, p->chunk_tokens);
+    }
+    return LARDER_OK;
+}
+
 static larder_status_t space_params(const larder_t *lar,
                                     const larder_space_params_t *p,
                                     larder_space_params_t *out)
@@ -277,7 +314,7 @@ static larder_status_t space_params(const larder_t *lar,
                         DESCRIPTOR_MAX);
     }
     larder_status_t st =
-        ldr_mask_check(p->field_mask, LARDER_SPACE_CHUNK_BYTES);
+        ldr_mask_check(p->field_mask, LARDER_SPACE_PAGE_TOKENS);
     if (st != LARDER_OK) {
         return st;
     }
@@ -309,32 +346,10 @@ static larder_status_t space_params(const larder_t *lar,
     if ((p->field_mask & LARDER_SPACE_CHUNK_BYTES) != 0) {
         out->chunk_bytes = p->chunk_bytes;
     }
-    if (out->tenant == NULL || out->tenant[0] == '\0' ||
-        strlen(out->tenant) > TENANT_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "a tenant's name has 1 to %u bytes",
-                        TENANT_MAX);
+    if ((p->field_mask & LARDER_SPACE_PAGE_TOKENS) != 0) {
+        out->page_tokens = p->page_tokens;
     }
-    if (session != NULL && strcmp(out->tenant, session) != 0) {
-        return ldr_fail(LARDER_E_DENIED,
-                        "tenant '%s' in a session of tenant '%s': put "
-                        "tenant=%s into the URL",
-                        out->tenant, session, out->tenant);
-    }
-    if (out->secret == NULL || out->secret_bytes == 0) {
-        return ldr_fail(LARDER_E_INVALID, "the secret of tenant '%s' is empty",
-                        out->tenant);
-    }
-    if (out->shards < 1 || out->shards > LARDER_SHARDS_MAX) {
-        return ldr_fail(LARDER_E_INVALID, "%u shards: 1 to %u are possible",
-                        out->shards, LARDER_SHARDS_MAX);
-    }
-    if (out->chunk_tokens < 1 || out->chunk_tokens > CHUNK_TOKENS_MAX) {
-        return ldr_fail(LARDER_E_INVALID,
-                        "%u tokens a chunk: 1 to %u are "
-                        "possible",
-                        out->chunk_tokens, CHUNK_TOKENS_MAX);
-    }
-    return LARDER_OK;
+    return space_check(out, session);
 }
 
 /* The space's root and ids: nobody can compute them without the secret. */
@@ -431,7 +446,8 @@ larder_status_t larder_space_open(larder_t *lar,
     space->lar = lar;
     space->shards = space->ref.shards = p.shards;
     space->chunk_tokens = p.chunk_tokens;
-    space->run = run_of(p.chunk_bytes);
+    space->page_tokens = p.page_tokens;
+    space->run = run_of(p.page_tokens > 0 ? 0 : p.chunk_bytes);
     if (!space_names(&p, space)) {
         ldr_free(space);
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
@@ -485,6 +501,22 @@ larder_status_t larder_space_reset(larder_space_t *space, uint32_t timeout_ms)
 
 /* ---- chains ---- */
 
+/* root: what the chain begins with, or goes on after. begun: that is a key, or
+ * made of a salt. */
+static bool chain_of(const larder_space_t *space, const uint8_t root[32],
+                     bool begun, const larder_key_t *parent,
+                     const uint32_t *tokens, const larder_extra_t *extra,
+                     larder_key_t *keys, size_t count)
+{
+    if (space->page_tokens > 0) {
+        return ldr_chain_pages(begun ? root : NULL, tokens, space->chunk_tokens,
+                               space->page_tokens, extra, keys, count);
+    }
+    return ldr_chain_runs(root, tokens, space->chunk_tokens, extra, space->run,
+                          parent != NULL ? ldr_run_next(parent) : 0, keys,
+                          count);
+}
+
 larder_status_t larder_chain(const larder_space_t *space,
                              const uint32_t *tokens, size_t token_count,
                              const larder_chain_params_t *params,
@@ -525,8 +557,8 @@ larder_status_t larder_chain(const larder_space_t *space,
     memcpy(root, parent ? p->parent->hash : space->root, 32);
     ldr_piece_t piece = {salt ? p->salt : NULL, salt ? p->salt_bytes : 0};
     if ((salt && !ldr_hmac_sha256(space->root, 32, &piece, 1, root)) ||
-        !ldr_chain_runs(root, tokens, space->chunk_tokens, extra, space->run,
-                        parent ? ldr_run_next(p->parent) : 0, keys, count)) {
+        !chain_of(space, root, parent || salt, parent ? p->parent : NULL,
+                  tokens, extra, keys, count)) {
         return ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
     }
     *count_p = count;

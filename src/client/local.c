@@ -344,18 +344,13 @@ static larder_status_t local_handoff(larder_space_t *space,
                                      larder_handoff_t what, const char *member,
                                      uint64_t deadline_ns)
 {
-    ldr_node_t *node = space->lar->node;
-
     (void)deadline_ns;
     if (member[0] != '\0') {
         return ldr_fail(LARDER_E_INVALID,
                         "'%s' is no member: an embedded node is in no cluster",
                         member);
     }
-    ldr_node_lock(node);
-    uint32_t tenant = node->store.spaces[space->number].tenant;
-    ldr_node_unlock(node);
-    return ldr_promise_tell(node, tenant, token, what);
+    return ldr_promise_tell(space->lar->node, space->number, token, what);
 }
 
 static larder_status_t local_flush(larder_t *lar, larder_tier_t tier,

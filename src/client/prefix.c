@@ -336,14 +336,16 @@ static larder_status_t check_move(const larder_layout_t *layout, larder_op_t op,
         if (group->slice == group->slice_end) {
             return ldr_fail(LARDER_E_INVALID, "group %u has no layers", g);
         }
-        if (known && m->tables[g].ids == NULL && m->tables[g].count > 0) {
-            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", g);
-        }
         if (op == LARDER_OP_GET && (m->begin % group->block_tokens != 0 ||
                                     m->end % group->block_tokens != 0)) {
             return ldr_fail(LARDER_E_INVALID,
                             "tokens %u to %u, group %u has blocks of %u",
                             m->begin, m->end, g, group->block_tokens);
+        }
+    }
+    for (uint32_t i = 0; known && i < layout->table_count; i++) {
+        if (m->tables[i].ids == NULL && m->tables[i].count > 0) {
+            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", i);
         }
     }
     if (m->end > UINT32_MAX - layout->chunk_tokens) {

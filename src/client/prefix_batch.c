@@ -103,9 +103,9 @@ static larder_status_t list_later(void *arg, larder_item_t *item)
     ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
     ldr_segments_t segments = {.iov = b->iov + b->item_max,
                                .max = b->layout->slice[at.slice].pieces};
-    larder_status_t st = ldr_layout_segments(
-        b->layout, at, &b->move->tables[item->group], wanted_of(b, item->group),
-        scratch_of(b), &segments);
+    larder_status_t st = ldr_layout_segments(b->layout, at, b->move->tables,
+                                             wanted_of(b, item->group),
+                                             scratch_of(b), &segments);
 
     item->iov = segments.iov;
     item->iov_count = segments.count;
@@ -119,7 +119,7 @@ static larder_status_t list_pages(void *arg, const larder_item_t *item,
     ldr_batch_t *b = arg;
     ldr_shard_at_t at = ldr_move_at(b->layout, b->move, item);
     larder_status_t st =
-        ldr_layout_rows(b->layout, at, &b->move->tables[item->group],
+        ldr_layout_rows(b->layout, at, b->move->tables,
                         wanted_of(b, item->group), scratch_of(b), &b->rows);
 
     *list_p = b->rows;
@@ -139,7 +139,7 @@ static larder_status_t await_tables(void *arg, void **after_p)
         const larder_item_t *item = &b->items[i];
 
         st = ldr_layout_places(b->layout, ldr_move_at(b->layout, b->move, item),
-                               &b->move->tables[item->group],
+                               b->move->tables,
                                ldr_batch_written(b, item->group), true);
     }
     *after_p = b->move->after;
@@ -218,10 +218,9 @@ static larder_status_t add_later(ldr_batch_t *b, ldr_shard_at_t at,
     const ldr_layout_slice_t *slice = &b->layout->slice[at.slice];
     struct iovec *room = b->iov + b->iov_count;
     larder_status_t st =
-        b->gate != NULL
-            ? LARDER_OK /* see await_tables() */
-            : ldr_layout_places(b->layout, at, &b->move->tables[at.group],
-                                wanted, b->op == LARDER_OP_GET);
+        b->gate != NULL ? LARDER_OK /* see await_tables() */
+                        : ldr_layout_places(b->layout, at, b->move->tables,
+                                            wanted, b->op == LARDER_OP_GET);
 
     if (st != LARDER_OK) {
         return st;
@@ -257,8 +256,8 @@ larder_status_t ldr_batch_add(ldr_batch_t *b, ldr_shard_at_t at,
                                    .max = b->iov_max - b->iov_count};
 
         again = false;
-        st = ldr_layout_segments(b->layout, at, &m->tables[at.group], wanted,
-                                 b->scratch, &segments);
+        st = ldr_layout_segments(b->layout, at, m->tables, wanted, b->scratch,
+                                 &segments);
         if (st != LARDER_OK) {
             return st;
         }

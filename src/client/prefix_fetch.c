@@ -272,12 +272,13 @@ static larder_status_t place_one(place_t *p, ldr_shard_at_t at,
             LARDER_E_CORRUPT, "chunk %u of group %u has %llu bytes, not %zu",
             at.chunk, at.group, (unsigned long long)s.bytes, slice->bytes);
     }
-    const larder_table_t *table = &p->move->tables[at.group];
+    const larder_table_t *tables = p->move->tables;
     bool gpu = p->layout->gpu != NULL;
-    larder_status_t st = gpu ? ldr_layout_rows(p->layout, at, table, wanted,
-                                               p->scratch, &p->rows)
-                             : ldr_layout_segments(p->layout, at, table, wanted,
-                                                   p->scratch, &p->segments);
+    larder_status_t st =
+        gpu ? ldr_layout_rows(p->layout, at, tables, wanted, p->scratch,
+                              &p->rows)
+            : ldr_layout_segments(p->layout, at, tables, wanted, p->scratch,
+                                  &p->segments);
     const uint8_t *from = p->memory + s.offset;
     if (st == LARDER_OK && write && gpu) {
         st = place_gpu(p, (struct iovec){(void *)(uintptr_t)from, s.bytes});
@@ -387,8 +388,10 @@ static larder_status_t check_place(const larder_layout_t *layout,
                             "group %u has no layers, or blocks of %u", g,
                             group->block_tokens);
         }
-        if (m->tables[g].ids == NULL && m->tables[g].count > 0) {
-            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", g);
+    }
+    for (uint32_t i = 0; i < layout->table_count; i++) {
+        if (m->tables[i].ids == NULL && m->tables[i].count > 0) {
+            return ldr_fail(LARDER_E_INVALID, "table %u is NULL", i);
         }
     }
     return m->begin <= m->end ? LARDER_OK

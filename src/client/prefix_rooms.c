@@ -137,7 +137,7 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
         ldr_segments_t segments = {.iov = r->workers[0].from,
                                    .max = r->from_max};
         larder_status_t st =
-            ldr_layout_segments(r->layout, saves.at, &m->tables[saves.at.group],
+            ldr_layout_segments(r->layout, saves.at, m->tables,
                                 (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
         if (st == LARDER_MISS) {
@@ -309,7 +309,7 @@ static larder_status_t fill_one(const filling_t *f, const worker_t *worker,
     ldr_segments_t segments = {.iov = worker->from, .max = r->from_max};
     uint32_t count = 0;
     larder_status_t st =
-        ldr_layout_segments(r->layout, p->at, &f->move->tables[p->at.group],
+        ldr_layout_segments(r->layout, p->at, f->move->tables,
                             (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
     if (st != LARDER_OK) {

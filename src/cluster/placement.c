@@ -24,7 +24,7 @@ struct ldr_placement {
     uint32_t owners; /* kept for each set of runs */
     node_t *nodes;
     /* [set * owners], member + 1; the first is written last. 0: not known. */
-    uint32_t *table;
+    uint16_t *table;
 };
 
 static uint64_t mix(uint64_t x)
@@ -144,6 +144,11 @@ void ldr_placement_destroy(ldr_placement_t *p)
 
 /* ---- asking it ---- */
 
+void ldr_placement_prefetch(const ldr_placement_t *p, uint64_t run)
+{
+    __builtin_prefetch(p->table + (size_t)ldr_run_set(run) * p->owners);
+}
+
 /* The best so far, the best one first. */
 typedef struct best {
     uint32_t count, max;
@@ -199,16 +204,16 @@ static void choose(const ldr_placement_t *p, uint64_t set, best_t *b)
 uint32_t ldr_placement_set_owners(const ldr_placement_t *p, uint32_t set,
                                   uint32_t *owners)
 {
-    uint32_t *kept = p->table + (size_t)set * p->owners;
+    uint16_t *kept = p->table + (size_t)set * p->owners;
     best_t b = {.max = p->owners};
 
     if (p->count == 0) {
         return 0;
     }
-    owners[0] = __atomic_load_n(&kept[0], __ATOMIC_ACQUIRE) - 1;
+    owners[0] = __atomic_load_n(&kept[0], __ATOMIC_ACQUIRE) - 1u;
     if (owners[0] != UINT32_MAX) {
         for (uint32_t i = 1; i < p->owners; i++) {
-            owners[i] = __atomic_load_n(&kept[i], __ATOMIC_RELAXED) - 1;
+            owners[i] = __atomic_load_n(&kept[i], __ATOMIC_RELAXED) - 1u;
         }
         return p->owners;
     }
@@ -216,7 +221,8 @@ uint32_t ldr_placement_set_owners(const ldr_placement_t *p, uint32_t set,
     /* Whoever else is at it writes the same. */
     for (uint32_t i = p->owners; i-- > 0;) {
         owners[i] = b.members[i];
-        __atomic_store_n(&kept[i], b.members[i] + 1, __ATOMIC_RELEASE);
+        __atomic_store_n(&kept[i], (uint16_t)(b.members[i] + 1),
+                         __ATOMIC_RELEASE);
     }
     return p->owners;
 }

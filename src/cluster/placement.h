@@ -16,7 +16,7 @@
  * been thrown with dice: with 100 equal members by 1 % (standard deviation),
  * with 10,000 by 10 %.
  *
- * Memory: 4 bytes for each set and owner, as they are asked for.
+ * Memory: 2 bytes for each set and owner, as they are asked for.
  * Any number of threads may ask.
  */
 #pragma once
@@ -42,6 +42,8 @@ ldr_placement_t *ldr_placement_create(const ldr_placed_t *members,
                                       uint32_t count, uint32_t owners);
 void ldr_placement_destroy(ldr_placement_t *p);
 
+/* They will be asked for soon. */
+void ldr_placement_prefetch(const ldr_placement_t *p, uint64_t run);
 /* The owners of the run with this hash, the first one first, as places in what
  * was given to create. Gives how many: as many as create was told, or all
  * members where they are fewer. */

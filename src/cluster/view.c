@@ -265,6 +265,11 @@ uint32_t ldr_view_find(const ldr_view_t *view, uint64_t id)
     return low < view->count && view->members[low].id == id ? low : LDR_NOBODY;
 }
 
+void ldr_view_prefetch(const ldr_view_t *view, uint64_t run)
+{
+    ldr_placement_prefetch(((const view_t *)view)->placement, run);
+}
+
 uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
                              uint32_t *members)
 {

@@ -84,6 +84,12 @@ static larder_status_t check_layer(const larder_layout_params_t *p,
     return LARDER_OK;
 }
 
+static uint32_t table_count(const larder_layout_params_t *p)
+{
+    return (p->field_mask & LARDER_LAYOUT_TABLES) != 0 ? p->table_count
+                                                       : p->group_count;
+}
+
 /* Whether two layers with pages equally far apart share a byte. */
 static bool layers_overlap(const larder_layer_t *a, const larder_layer_t *b,
                            uint32_t block_count)
@@ -106,22 +112,53 @@ static bool layers_overlap(const larder_layer_t *a, const larder_layer_t *b,
     return apart < a->bytes || a->stride - apart < b->bytes;
 }
 
-/* Layers of one group are in use at the same time: a load of both would write
+/* Layers of one table are in use at the same time: a load of both would write
  * the same bytes twice, and be refused each time. */
+static larder_status_t check_pair(const larder_layout_params_t *p,
+                                  uint32_t group, uint32_t layer,
+                                  uint32_t other, uint32_t before)
+{
+    const larder_layer_t *a = &p->groups[group].layers[layer];
+    const larder_layer_t *b = &p->groups[other].layers[before];
+
+    if (ldr_layer_table(p, group, layer) != ldr_layer_table(p, other, before)) {
+        return LARDER_OK;
+    }
+    if (p->groups[group].block_tokens != p->groups[other].block_tokens) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "groups %u and %u share table %u, and have blocks of "
+                        "%u and %u tokens",
+                        other, group, ldr_layer_table(p, group, layer),
+                        p->groups[other].block_tokens,
+                        p->groups[group].block_tokens);
+    }
+    return layers_overlap(a, b, p->block_count)
+               ? ldr_fail(LARDER_E_OVERLAP,
+                          "layer %s of group %u overlaps layer %s: name each "
+                          "of a table's pages once",
+                          name_of(a->name), group, name_of(b->name))
+               : LARDER_OK;
+}
+
+/* Against all layers that come before it. */
 static larder_status_t check_apart(const larder_layout_params_t *p,
                                    uint32_t group, uint32_t layer)
 {
-    const larder_layer_t *l = p->groups[group].layers;
+    larder_status_t st = LARDER_OK;
 
-    for (uint32_t i = 0; i < layer; i++) {
-        if (layers_overlap(&l[i], &l[layer], p->block_count)) {
-            return ldr_fail(LARDER_E_OVERLAP,
-                            "layer %s of group %u overlaps layer %s: name each "
-                            "of a group's pages once",
-                            name_of(l[layer].name), group, name_of(l[i].name));
+    if (ldr_layer_table(p, group, layer) >= table_count(p)) {
+        return ldr_fail(LARDER_E_INVALID, "layer %s of group %u: no table %u",
+                        name_of(p->groups[group].layers[layer].name), group,
+                        ldr_layer_table(p, group, layer));
+    }
+    for (uint32_t g = 0; g <= group; g++) {
+        uint32_t count = g < group ? p->groups[g].layer_count : layer;
+
+        for (uint32_t i = 0; i < count && st == LARDER_OK; i++) {
+            st = check_pair(p, group, layer, g, i);
         }
     }
-    return LARDER_OK;
+    return st;
 }
 
 static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
@@ -341,6 +378,14 @@ static larder_status_t check(const larder_layout_params_t *p)
                         "groups",
                         LARDER_GROUPS_MAX);
     }
+    if ((p->field_mask & LARDER_LAYOUT_TABLES) != 0 &&
+        (p->layer_tables == NULL || p->table_count == 0 ||
+         p->table_count > LARDER_TABLES_MAX)) {
+        return ldr_fail(LARDER_E_INVALID,
+                        "layer_tables is NULL, or there are %u block tables, "
+                        "not 1 to %u",
+                        p->table_count, LARDER_TABLES_MAX);
+    }
     larder_status_t st = check_regions(p);
 
     for (uint32_t i = 0; i < p->group_count && st == LARDER_OK; i++) {
@@ -394,7 +439,7 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
         return ldr_fail(LARDER_E_INVALID, "params or layout_p is NULL");
     }
     larder_status_t st =
-        ldr_mask_check(params->field_mask, LARDER_LAYOUT_PAGES);
+        ldr_mask_check(params->field_mask, LARDER_LAYOUT_TABLES);
     st = st == LARDER_OK ? check(params) : st;
     if (st != LARDER_OK) {
         return st;
@@ -414,6 +459,7 @@ larder_status_t larder_layout_create(const larder_layout_params_t *params,
     layout->null_block = layout->has_null ? params->null_block : 0;
     layout->gpu =
         (params->field_mask & LARDER_LAYOUT_GPU) != 0 ? params->gpu : NULL;
+    layout->table_count = table_count(params);
     layout->group_count = params->group_count;
     layout->described = cut != NULL;
     layout->slices = made.heads * made.ranges;

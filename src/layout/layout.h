@@ -61,6 +61,7 @@ typedef struct ldr_strip {
     uint8_t *base; /* NULL: this rank does not hold it */
     uint64_t block_stride, row_stride;
     uint64_t bytes; /* of a row */
+    uint32_t table; /* that has the blocks */
 } ldr_strip_t;
 
 /* One of the slices that a rank holds, or holds some of. */
@@ -69,6 +70,7 @@ typedef struct ldr_layout_slice {
     size_t bytes;              /* of its shard */
     uint32_t pieces;           /* segments of its shard, if none are merged */
     uint32_t runs;             /* the same for ldr_layout_rows() */
+    uint64_t tables;           /* 1 << table for each that has its blocks */
     uint16_t number;           /* of the shard */
     bool whole;                /* the rank holds all of it */
 } ldr_layout_slice_t;
@@ -99,6 +101,7 @@ struct larder_layout {
     bool described;    /* pages are not opaque */
     larder_gpu_t *gpu; /* whose memory it is; NULL: the host's */
     uint32_t slices;   /* of a chunk, all ranks' */
+    uint32_t table_count;
     uint32_t group_count;
     ldr_group_t group[LARDER_GROUPS_MAX];
     ldr_layout_slice_t *slice;
@@ -132,6 +135,10 @@ uint64_t ldr_group_slices(const larder_layout_params_t *p, uint32_t group,
                           const ldr_cut_t *cut);
 uint64_t ldr_group_strips(const larder_layout_params_t *p, uint32_t group,
                           const ldr_cut_t *cut);
+
+/* The block table of a group's layer. */
+uint32_t ldr_layer_table(const larder_layout_params_t *p, uint32_t group,
+                         uint32_t layer);
 
 /* ---- the enumeration (needs.c) ---- */
 
@@ -182,13 +189,14 @@ typedef struct ldr_segments {
 
 /*
  * The memory of a shard, in the order it is stored. Neighbours in memory are
- * merged.
+ * merged. tables: all of the layout's; each strip takes its blocks from its
+ * own.
  *
- * scratch NULL (saving): LARDER_MISS if the table lacks a block, or has the
- * null block there, or the rank does not hold all of the slice.
- * Otherwise (loading): blocks that are not among `wanted` places, null blocks,
- * and what this rank does not hold go to scratch, which has room for
- * ldr_layout_slice_t.bytes. A wanted place that the table lacks:
+ * scratch NULL (saving): LARDER_MISS if one of the shard's tables lacks a
+ * block, or has the null block there, or the rank does not hold all of the
+ * slice. Otherwise (loading): blocks that are not among `wanted` places, null
+ * blocks, and what this rank does not hold go to scratch, which has room for
+ * ldr_layout_slice_t.bytes. A wanted place that a table lacks:
  * LARDER_E_INVALID.
  *
  * LARDER_E_INVALID also for an id that no block has. The segments must have
@@ -196,7 +204,7 @@ typedef struct ldr_segments {
  */
 larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     ldr_shard_at_t at,
-                                    const larder_table_t *table,
+                                    const larder_table_t *tables,
                                     ldr_span_t wanted, uint8_t *scratch,
                                     ldr_segments_t *out);
 
@@ -217,7 +225,7 @@ typedef struct ldr_page_list {
  * strip has in a block is one entry, or a part of one. The list must have room
  * for ldr_layout_slice_t.runs. */
 larder_status_t ldr_layout_rows(const larder_layout_t *layout,
-                                ldr_shard_at_t at, const larder_table_t *table,
+                                ldr_shard_at_t at, const larder_table_t *tables,
                                 ldr_span_t wanted, uint8_t *scratch,
                                 ldr_page_list_t *out);
 
@@ -225,5 +233,5 @@ larder_status_t ldr_layout_rows(const larder_layout_t *layout,
  * they would be given scratch. */
 larder_status_t ldr_layout_places(const larder_layout_t *layout,
                                   ldr_shard_at_t at,
-                                  const larder_table_t *table,
+                                  const larder_table_t *tables,
                                   ldr_span_t wanted, bool load);

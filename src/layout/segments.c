@@ -1,4 +1,4 @@
-/* Where a shard's bytes lie: its strips over a block table, as buffers. */
+/* Where a shard's bytes lie: its strips over block tables, as buffers. */
 #include "base/log.h"
 #include "layout/layout.h"
 
@@ -28,22 +28,22 @@ static larder_status_t block_at(const larder_layout_t *layout,
 }
 
 /* The same for a load, which needs the place. */
-static larder_status_t load_block(const larder_layout_t *layout, uint32_t group,
-                                  const larder_table_t *table, uint32_t place,
-                                  uint32_t *id_p)
+static larder_status_t load_block(const larder_layout_t *layout,
+                                  const larder_table_t *tables, uint32_t table,
+                                  uint32_t place, uint32_t *id_p)
 {
-    larder_status_t st = block_at(layout, table, place, id_p);
+    larder_status_t st = block_at(layout, &tables[table], place, id_p);
 
-    return st != LARDER_MISS ? st
-                             : ldr_fail(LARDER_E_INVALID,
-                                        "the table of group %u has no place %u",
-                                        group, place);
+    return st != LARDER_MISS
+               ? st
+               : ldr_fail(LARDER_E_INVALID, "table %u has no place %u", table,
+                          place);
 }
 
 /* A shard's list while it is made: of segments, or of rows. */
 typedef struct making {
     const larder_layout_t *layout;
-    const larder_table_t *table;
+    const larder_table_t *tables;
     ldr_shard_at_t at;
     ldr_span_t wanted;
     uint8_t *scratch; /* the rest of it; NULL: a save */
@@ -51,10 +51,9 @@ typedef struct making {
     ldr_page_list_t *rows;
 } making_t;
 
-/* The block at a place, for a strip. NULL_BLOCK: its rows go to scratch. */
-static larder_status_t block_for(const making_t *m, bool load,
-                                 const ldr_strip_t *strip, uint32_t place,
-                                 uint32_t *id_p)
+/* The block at a place of a table. NULL_BLOCK: its rows go to scratch. */
+static larder_status_t block_for(const making_t *m, bool load, uint32_t table,
+                                 uint32_t place, uint32_t *id_p)
 {
     larder_status_t st = LARDER_OK;
 
@@ -62,30 +61,33 @@ static larder_status_t block_for(const making_t *m, bool load,
     if (load) {
         bool want = place >= m->wanted.first && place < m->wanted.end;
 
-        return want ? load_block(m->layout, m->at.group, m->table, place, id_p)
+        return want ? load_block(m->layout, m->tables, table, place, id_p)
                     : LARDER_OK;
     }
-    st = block_at(m->layout, m->table, place, id_p);
-    return st == LARDER_OK && (*id_p == NULL_BLOCK || strip->base == NULL)
-               ? LARDER_MISS
-               : st;
+    st = block_at(m->layout, &m->tables[table], place, id_p);
+    return st == LARDER_OK && *id_p == NULL_BLOCK ? LARDER_MISS : st;
 }
 
 larder_status_t ldr_layout_places(const larder_layout_t *layout,
                                   ldr_shard_at_t at,
-                                  const larder_table_t *table,
+                                  const larder_table_t *tables,
                                   ldr_span_t wanted, bool load)
 {
     const ldr_layout_slice_t *slice = &layout->slice[at.slice];
     ldr_span_t blocks = ldr_layout_blocks(layout, at.group, at.chunk);
-    making_t m = {.layout = layout, .table = table, .at = at, .wanted = wanted};
+    making_t m = {
+        .layout = layout, .tables = tables, .at = at, .wanted = wanted};
     larder_status_t st = load || slice->whole ? LARDER_OK : LARDER_MISS;
 
-    for (uint32_t place = blocks.first; place < blocks.end && st == LARDER_OK;
-         place++) {
-        uint32_t id;
+    for (uint32_t table = 0; table < layout->table_count; table++) {
+        for (uint32_t place = blocks.first;
+             place < blocks.end && st == LARDER_OK &&
+             (slice->tables >> table & 1) != 0;
+             place++) {
+            uint32_t id;
 
-        st = block_for(&m, load, &layout->strips[slice->strip], place, &id);
+            st = block_for(&m, load, table, place, &id);
+        }
     }
     return st;
 }
@@ -140,13 +142,19 @@ static larder_status_t append_rows(making_t *m, const ldr_strip_t *strip,
 {
     uint64_t bytes = strip->bytes * (end - first);
     ldr_page_rows_t rows = {.bytes = bytes, .stride = bytes, .count = 1};
-    uint32_t id;
-    larder_status_t st = block_for(m, m->scratch != NULL, strip, place, &id);
+    bool load = m->scratch != NULL;
+    uint32_t id = NULL_BLOCK;
+    larder_status_t st = LARDER_OK;
 
+    if (strip->base != NULL) {
+        st = block_for(m, load, strip->table, place, &id);
+    } else if (!load) {
+        st = LARDER_MISS;
+    }
     if (st != LARDER_OK) {
         return st;
     }
-    if (id == NULL_BLOCK || strip->base == NULL) {
+    if (id == NULL_BLOCK) {
         rows.base = m->scratch;
         m->scratch += bytes;
     } else {
@@ -194,12 +202,12 @@ static larder_status_t no_room(uint32_t max, uint32_t need)
 
 larder_status_t ldr_layout_segments(const larder_layout_t *layout,
                                     ldr_shard_at_t at,
-                                    const larder_table_t *table,
+                                    const larder_table_t *tables,
                                     ldr_span_t wanted, uint8_t *scratch,
                                     ldr_segments_t *out)
 {
     making_t m = {.layout = layout,
-                  .table = table,
+                  .tables = tables,
                   .at = at,
                   .wanted = wanted,
                   .scratch = scratch,
@@ -211,12 +219,12 @@ larder_status_t ldr_layout_segments(const larder_layout_t *layout,
 }
 
 larder_status_t ldr_layout_rows(const larder_layout_t *layout,
-                                ldr_shard_at_t at, const larder_table_t *table,
+                                ldr_shard_at_t at, const larder_table_t *tables,
                                 ldr_span_t wanted, uint8_t *scratch,
                                 ldr_page_list_t *out)
 {
     making_t m = {.layout = layout,
-                  .table = table,
+                  .tables = tables,
                   .at = at,
                   .wanted = wanted,
                   .scratch = scratch,

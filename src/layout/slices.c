@@ -141,6 +141,18 @@ static uint8_t *place_base(const making_t *m, uint32_t layer)
     return (uint8_t *)m->p->regions[l->region].base + l->offset;
 }
 
+uint32_t ldr_layer_table(const larder_layout_params_t *p, uint32_t group,
+                         uint32_t layer)
+{
+    if ((p->field_mask & LARDER_LAYOUT_TABLES) == 0) {
+        return group;
+    }
+    for (uint32_t g = 0; g < group; g++) {
+        layer += p->groups[g].layer_count;
+    }
+    return p->layer_tables[layer];
+}
+
 /* The page of one of the model's layers; NULL: it is another rank's. */
 static const larder_page_t *page_of(const larder_pages_t *d, uint32_t layer)
 {
@@ -175,6 +187,7 @@ static void add_strips(making_t *m, uint32_t layer, uint32_t first,
                       (head - d->head_first) * part->head_stride;
             s->block_stride = m->from->layers[part->layer].stride;
             s->row_stride = part->row_stride;
+            s->table = ldr_layer_table(m->p, m->number, part->layer);
         }
     }
 }
@@ -203,6 +216,7 @@ static larder_status_t measure(const making_t *m, ldr_layout_slice_t *slice)
         bool apart = s->base != NULL && s->row_stride != s->bytes;
 
         pieces += apart ? rows : blocks;
+        slice->tables |= s->base != NULL ? 1ull << s->table : 0;
         if (__builtin_mul_overflow(s->bytes, rows, &more) ||
             __builtin_add_overflow(bytes, more, &bytes) ||
             bytes > LARDER_VALUE_MAX) {
@@ -277,10 +291,12 @@ static larder_status_t make_opaque(making_t *m)
     for (uint32_t i = 0; i < m->from->layer_count; i++) {
         const larder_layer_t *l = &m->from->layers[i];
 
-        m->layout->strips[m->strip++] = (ldr_strip_t){.base = place_base(m, i),
-                                                      .block_stride = l->stride,
-                                                      .row_stride = l->bytes,
-                                                      .bytes = l->bytes};
+        m->layout->strips[m->strip++] =
+            (ldr_strip_t){.base = place_base(m, i),
+                          .block_stride = l->stride,
+                          .row_stride = l->bytes,
+                          .bytes = l->bytes,
+                          .table = ldr_layer_table(m->p, m->number, i)};
     }
     return add_slice(m, slice);
 }

@@ -74,6 +74,16 @@ static bool lacks(ldr_node_t *node, const ldr_name_t *name, uint32_t entry,
     return false;
 }
 
+/* These will be looked for next. */
+static void look_ahead(const ldr_store_t *store, ldr_tier_t *t,
+                       const ldr_name_t *names, uint32_t count, uint32_t shards)
+{
+    uint32_t chunks[SLICE];
+
+    ldr_store_prefetch(store, names, count, chunks);
+    t->ops->prefetch(t, names, names->key, count, shards);
+}
+
 larder_status_t ldr_node_ask_add(ldr_node_t *node, ldr_query_t *ask,
                                  uint32_t group, const larder_key_t *keys,
                                  size_t count)
@@ -85,20 +95,27 @@ larder_status_t ldr_node_ask_add(ldr_node_t *node, ldr_query_t *ask,
     bool ok = true;
 
     for (size_t i = 0; i < count && ok;) {
-        size_t end = ldr_min64(count, i + SLICE);
+        uint32_t n = (uint32_t)ldr_min64(count - i, SLICE);
+        ldr_name_t names[SLICE];
+        bool ahead = false;
 
         ldr_node_lock(node);
-        for (; i < end && ok; i++) {
-            ldr_name_t name =
-                ldr_store_name(store, ask->space, group, &keys[i]);
-
-            entry = ldr_store_find(store, &name, entry, now_s, &cause);
-            if (lacks(node, &name, entry, ask->shards) &&
-                t->ops->must_ask(t, ask, &name)) {
-                ok = add(ask, &name);
+        for (uint32_t k = 0; k < n; k++) {
+            names[k] = ldr_store_name(store, ask->space, group, &keys[i + k]);
+        }
+        for (uint32_t k = 0; k < n && ok; k++) {
+            entry = ldr_store_find(store, &names[k], entry, now_s, &cause);
+            if (entry == LDR_NIL && !ahead) { /* nor the next ones, probably */
+                ahead = true;
+                look_ahead(store, t, names + k, n - k, ask->shards);
+            }
+            if (lacks(node, &names[k], entry, ask->shards) &&
+                t->ops->must_ask(t, ask, &names[k])) {
+                ok = add(ask, &names[k]);
             }
         }
         ldr_node_unlock(node);
+        i += n;
     }
     return ok ? LARDER_OK
               : ldr_fail(LARDER_E_NO_MEMORY, "not enough memory to ask peers");

@@ -308,7 +308,7 @@ larder_status_t ldr_promise_make(ldr_node_t *node, const ldr_prefix_t *p,
     return st;
 }
 
-larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t tenant,
+larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
                                  const larder_token_t *token,
                                  larder_handoff_t what)
 {
@@ -316,13 +316,17 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t tenant,
     larder_status_t st = LARDER_MISS;
 
     ldr_node_lock(node);
-    promise_t **link =
-        node->promises != NULL ? find(node, tenant, token) : NULL;
+    promise_t **link = node->promises != NULL
+                           ? find(node, node->store.spaces[space].tenant, token)
+                           : NULL;
     promise_t *p = link != NULL ? *link : NULL;
     if (p != NULL && now_ns >= p->expires_ns) {
         LDR_COUNT(&node->store, p->space, handoffs_expired, 1);
         end_promise(node, link);
         p = NULL;
+    }
+    if (p == NULL && what == LARDER_HANDOFF_RENEW) {
+        LDR_COUNT(&node->store, space, handoffs_late, 1);
     }
     if (p != NULL) {
         st = LARDER_OK;

@@ -41,8 +41,9 @@
 larder_status_t ldr_promise_make(ldr_node_t *node, const ldr_prefix_t *p,
                                  const larder_token_t *token, uint64_t owner);
 
-/* LARDER_MISS: the tenant has no such promise, or not any more. */
-larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t tenant,
+/* space: that of a session of the promise's tenant; what comes late is counted
+ * there. LARDER_MISS: the tenant has no such promise, or not any more. */
+larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
                                  const larder_token_t *token,
                                  larder_handoff_t what);
 

@@ -22,7 +22,7 @@
  * wait for the publisher. */
 #define GONE_MAX 65536u
 
-const char *const ldr_medium_names[LDR_MEDIA] = {"CPU", "STORAGE"};
+const char *const ldr_medium_names[LDR_MEDIA] = {"CPU", "STORAGE", "STORAGE"};
 
 /* ---- hashing: seeded, for clients choose what is hashed ---- */
 
@@ -32,10 +32,10 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 29;
 }
 
-static uint32_t bucket_of(const ldr_catalog_t *c, uint32_t source,
+static uint32_t bucket_of(const ldr_catalog_t *c, uint32_t scope,
                           const uint8_t *bytes, size_t count)
 {
-    uint64_t x = mix(c->seed[0] + source);
+    uint64_t x = mix(c->seed[0] + scope);
 
     for (size_t i = 0; i < count; i += 8) {
         x = mix((x ^ ldr_get64(bytes + i)) + c->seed[1]);
@@ -43,16 +43,16 @@ static uint32_t bucket_of(const ldr_catalog_t *c, uint32_t source,
     return (uint32_t)(x >> 32) & c->mask;
 }
 
-static block_t **hash_bucket(ldr_catalog_t *c, uint32_t source,
+static block_t **hash_bucket(ldr_catalog_t *c, uint32_t scope,
                              const uint8_t *hash)
 {
-    return &c->hashes[bucket_of(c, source, hash, LDR_BLOCK_HASH_MAX)];
+    return &c->hashes[bucket_of(c, scope, hash, LDR_BLOCK_HASH_MAX)];
 }
 
-static block_t **digest_bucket(ldr_catalog_t *c, uint32_t source,
+static block_t **digest_bucket(ldr_catalog_t *c, uint32_t scope,
                                const uint8_t *digest)
 {
-    return &c->digests[bucket_of(c, source, digest, LDR_DIGEST_BYTES)];
+    return &c->digests[bucket_of(c, scope, digest, LDR_DIGEST_BYTES)];
 }
 
 static description_t **print_bucket(ldr_catalog_t *c, uint64_t print)
@@ -63,22 +63,34 @@ static description_t **print_bucket(ldr_catalog_t *c, uint64_t print)
 block_t *ldr_catalog_block(ldr_catalog_t *c, const ldr_source_t *source,
                            const uint8_t hash[LDR_BLOCK_HASH_MAX])
 {
-    block_t *b = *hash_bucket(c, source->number, hash);
+    block_t *b = *hash_bucket(c, source->scope, hash);
 
-    while (b != NULL && (b->source != source->number ||
+    while (b != NULL && (b->scope != source->scope ||
                          memcmp(b->hash, hash, LDR_BLOCK_HASH_MAX) != 0)) {
         b = b->next_hash;
     }
     return b;
 }
 
+/* Whether a chunk of the source has it. */
+static bool described_by(const block_t *b, const ldr_source_t *source)
+{
+    const use_t *u = b->uses;
+
+    while (u != NULL && u->of->source->number != source->number) {
+        u = u->next;
+    }
+    return u != NULL;
+}
+
 block_t *ldr_catalog_digest(ldr_catalog_t *c, const ldr_source_t *source,
                             const uint8_t digest[LDR_DIGEST_BYTES])
 {
-    block_t *b = *digest_bucket(c, source->number, digest);
+    block_t *b = *digest_bucket(c, source->scope, digest);
 
-    while (b != NULL && (b->source != source->number ||
-                         memcmp(b->digest, digest, LDR_DIGEST_BYTES) != 0)) {
+    while (b != NULL && (b->scope != source->scope ||
+                         memcmp(b->digest, digest, LDR_DIGEST_BYTES) != 0 ||
+                         !described_by(b, source))) {
         b = b->next_digest;
     }
     return b;
@@ -101,11 +113,11 @@ static block_t *block_add(ldr_catalog_t *c, const ldr_source_t *source,
     }
     b = ldr_alloc(sizeof(*b));
     if (b != NULL) {
-        b->source = source->number;
+        b->scope = source->scope;
         memcpy(b->hash, hash, LDR_BLOCK_HASH_MAX);
         memcpy(b->digest, digest, LDR_DIGEST_BYTES);
-        block_t **h = hash_bucket(c, source->number, hash);
-        block_t **d = digest_bucket(c, source->number, digest);
+        block_t **h = hash_bucket(c, source->scope, hash);
+        block_t **d = digest_bucket(c, source->scope, digest);
         b->next_hash = *h;
         *h = b;
         b->next_digest = *d;
@@ -117,8 +129,8 @@ static block_t *block_add(ldr_catalog_t *c, const ldr_source_t *source,
 
 static void block_free(ldr_catalog_t *c, block_t *b)
 {
-    block_t **h = hash_bucket(c, b->source, b->hash);
-    block_t **d = digest_bucket(c, b->source, b->digest);
+    block_t **h = hash_bucket(c, b->scope, b->hash);
+    block_t **d = digest_bucket(c, b->scope, b->digest);
 
     while (*h != b) {
         h = &(*h)->next_hash;
@@ -272,14 +284,28 @@ static bool source_is(const ldr_source_t *s, const ldr_source_t *other)
                       offsetof(ldr_source_t, tenant)) == 0;
 }
 
+/* Whether subscribers get both in one topic, and cannot tell blocks of the two
+ * apart. */
+static bool same_scope(const ldr_catalog_t *c, const ldr_source_t *a,
+                       const ldr_source_t *b)
+{
+    return a->tenant == b->tenant && a->group_idx == b->group_idx &&
+           a->hash_bytes == b->hash_bytes && a->numbers == b->numbers &&
+           strcmp(a->model, b->model) == 0 &&
+           (c->by_node || strcmp(a->pod, b->pod) == 0);
+}
+
 /* NULL: there are too many. */
 static ldr_source_t *source_of(ldr_catalog_t *c, const ldr_source_t *wanted)
 {
-    uint32_t at = c->source_count;
+    uint32_t at = c->source_count, scope = 0;
 
     for (uint32_t i = 0; i < c->source_count; i++) {
         if (source_is(c->sources[i], wanted)) {
             return c->sources[i];
+        }
+        if (same_scope(c, c->sources[i], wanted)) {
+            scope = c->sources[i]->scope;
         }
         if (c->sources[i]->descriptions == 0) {
             at = i;
@@ -292,6 +318,7 @@ static ldr_source_t *source_of(ldr_catalog_t *c, const ldr_source_t *wanted)
     if (s != NULL) {
         memcpy(s, wanted, sizeof(*s));
         s->number = ++c->source_next;
+        s->scope = scope != 0 ? scope : s->number;
         if (at < c->source_count) {
             ldr_free(c->sources[at]);
         } else {
@@ -478,6 +505,20 @@ void ldr_catalog_stats(ldr_catalog_t *c, ldr_catalog_stats_t *out)
     ldr_mutex_unlock(&c->lock);
 }
 
+#define LDR_ROW ldr_catalog_stats_t
+static const ldr_row_t rows[] = {LDR_ROWS(LDR_CATALOG_FIGURES)};
+#undef LDR_ROW
+
+void ldr_catalog_expose(ldr_catalog_t *c, ldr_exposition_t *e)
+{
+    ldr_catalog_stats_t stats;
+
+    if (c != NULL) {
+        ldr_catalog_stats(c, &stats);
+        ldr_figures_put(e, rows, &(ldr_subject_t){&stats, {NULL}}, 1);
+    }
+}
+
 /* ---- life ---- */
 
 ldr_catalog_t *ldr_catalog_open(ldr_node_t *node, uint64_t bytes_max)
@@ -538,6 +579,8 @@ void ldr_catalog_close(ldr_catalog_t *c)
     ldr_free(c->digests);
     ldr_free(c->changes);
     ldr_free(c->copied);
+    ldr_free(c->away.keys);
+    ldr_free(c->away.rows);
     pthread_mutex_destroy(&c->lock);
     ldr_free(c);
 }

@@ -10,8 +10,8 @@
  * A *source* is an engine's view of a space: pod, model, block size and group.
  * Two engines that use one space are two sources, since they may hash blocks
  * differently. A *description* is one chunk of one source. A *block* may be
- * part of several chunks, which differ behind it: it is stored while one of
- * them is.
+ * part of several chunks, which differ behind it, or are of several sources of
+ * one topic: it is stored while one of them is.
  *
  * Bounds: bytes_max for all tenants together, for each at most an equal part
  * among those that have described something, and the oldest description of the
@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/metrics.h"
 #include "node/node.h"
 #include "wire/describe.h"
 
@@ -38,14 +39,19 @@ typedef enum ldr_medium {
     LDR_MEDIUM_CPU,     /* all of the chunk is in dram */
     LDR_MEDIUM_STORAGE, /* all is on disks, or some in dram and the rest there
                          */
+    LDR_MEDIA_HERE,
+    /* Not all of it is here, and a load would find the rest at other members or
+     * in the shared tier. */
+    LDR_MEDIUM_AWAY = LDR_MEDIA_HERE,
     LDR_MEDIA
 } ldr_medium_t;
 
-/* "CPU", "STORAGE". */
+/* "CPU", "STORAGE", "STORAGE". */
 extern const char *const ldr_medium_names[LDR_MEDIA];
 
 typedef struct ldr_source {
     uint32_t number;                /* of all there ever were */
+    uint32_t scope;                 /* the number of one of its topic's */
     uint32_t tenant, space, shards; /* the node's numbers */
     uint32_t chunk_tokens, block_tokens, group_idx, window;
     uint16_t group;
@@ -70,6 +76,8 @@ typedef struct ldr_catalog_stats {
 } ldr_catalog_stats_t;
 
 void ldr_catalog_stats(ldr_catalog_t *c, ldr_catalog_stats_t *out);
+/* As metrics. NULL: nothing. */
+void ldr_catalog_expose(ldr_catalog_t *c, ldr_exposition_t *e);
 
 /* ---- questions ---- */
 
@@ -103,7 +111,7 @@ typedef struct ldr_catalog_answer {
     ldr_source_t source;
     char label[LARDER_LABEL_MAX + 1];
     /* Blocks from the first on that are all in a medium, and in any. */
-    uint64_t blocks[LDR_MEDIA], any;
+    uint64_t blocks[LDR_MEDIA_HERE], any;
     /* Chunks from the first on that a load would find, also in tiers of other
      * nodes, by the slowest tier that each needs. */
     uint64_t chunks, tiers[LARDER_TIERS_MAX];
@@ -136,9 +144,10 @@ typedef struct ldr_catalog_change {
 /* Called with the catalogue's lock. */
 typedef void (*ldr_catalog_fn)(void *arg, const ldr_catalog_change_t *change);
 
-/* From now on changes are noted. False: no memory. Before anything else uses
+/* From now on changes are noted. by_node: all sources of a model have one
+ * topic, and not those of each pod. False: no memory. Before anything else uses
  * the catalogue. */
-bool ldr_catalog_watch(ldr_catalog_t *c);
+bool ldr_catalog_watch(ldr_catalog_t *c, bool by_node);
 /* Tells of changes since the last call, looking at so many descriptions at
  * most. True: call it again. */
 bool ldr_catalog_changes(ldr_catalog_t *c, uint32_t looks, ldr_catalog_fn fn,
@@ -146,7 +155,25 @@ bool ldr_catalog_changes(ldr_catalog_t *c, uint32_t looks, ldr_catalog_fn fn,
 /* The next calls look at every description: some changes are not noted, such as
  * an expiry, or a disk that is switched off. */
 void ldr_catalog_look_again(ldr_catalog_t *c);
+/* What has a topic. */
+typedef struct ldr_topic_of {
+    uint32_t tenant;
+    uint32_t media;  /* bits */
+    const char *pod; /* NULL: all pods */
+    const char *model;
+} ldr_topic_of_t;
+
 /* The next calls tell of all that this topic has, as if nothing of it had been
  * published. */
-void ldr_catalog_republish(ldr_catalog_t *c, uint32_t tenant, const char *pod,
-                           const char *model);
+void ldr_catalog_republish(ldr_catalog_t *c, const ldr_topic_of_t *topic);
+/*
+ * Finds out what of this tenant's chunks LDR_MEDIUM_AWAY has, in rounds: a
+ * round begins with ldr_catalog_away_begin(), if none is under way. A call
+ * looks for at most LDR_AWAY_BATCH chunks, and asks other members for them,
+ * which takes peer_match_ms at most. True: call it again. Only the publisher's
+ * thread calls them.
+ */
+#define LDR_AWAY_BATCH 256u
+
+void ldr_catalog_away_begin(ldr_catalog_t *c, uint32_t tenant);
+bool ldr_catalog_away(ldr_catalog_t *c);

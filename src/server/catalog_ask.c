@@ -34,10 +34,10 @@ static block_t *block_at(walk_t *w, size_t i)
                : NULL;
 }
 
-/* Bits: the media in which one of the block's chunks is. */
+/* Bits: the media of this node in which one of the block's chunks is. */
 static uint8_t media_of_block(walk_t *w, const block_t *b)
 {
-    const uint8_t all = (1u << LDR_MEDIA) - 1;
+    const uint8_t all = (1u << LDR_MEDIA_HERE) - 1;
     uint8_t found = 0;
 
     for (use_t *u = b->uses; u != NULL && found != all; u = u->next) {
@@ -54,7 +54,7 @@ static uint8_t media_of_block(walk_t *w, const block_t *b)
             ldr_node_unlock(w->c->node);
             d->asked = w->c->asks;
         }
-        found |= d->asked_media;
+        found |= d->asked_media & all;
     }
     return found;
 }
@@ -65,7 +65,8 @@ static bool note_key(walk_t *w, const block_t *b)
     uint32_t last = ldr_source_blocks(&w->out->source) - 1;
 
     for (use_t *u = b->uses; u != NULL; u = u->next) {
-        if (u == &u->of->uses[last] && !u->of->gone) {
+        if (u == &u->of->uses[last] && !u->of->gone &&
+            u->of->source->number == w->out->source.number) {
             if (!ldr_grow(&w->keys, &w->key_capacity, w->key_count + 1,
                           sizeof(*w->keys))) {
                 return false;
@@ -81,9 +82,9 @@ static bool note_key(walk_t *w, const block_t *b)
 static void walk_blocks(walk_t *w)
 {
     uint32_t per = ldr_source_blocks(&w->out->source);
-    bool in[LDR_MEDIA], any = true, chunks = true;
+    bool in[LDR_MEDIA_HERE], any = true, chunks = true;
 
-    for (unsigned m = 0; m < LDR_MEDIA; m++) {
+    for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
         in[m] = true;
     }
     for (size_t i = 0; i < w->blocks && (any || chunks); i++) {
@@ -93,7 +94,7 @@ static void walk_blocks(walk_t *w)
             break;
         }
         uint8_t media = any ? media_of_block(w, b) : 0;
-        for (unsigned m = 0; m < LDR_MEDIA; m++) {
+        for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
             in[m] = in[m] && (media >> m & 1u) != 0;
             w->out->blocks[m] += in[m];
         }
@@ -124,25 +125,38 @@ static void count_member(ldr_catalog_answer_t *out, const char *name)
     out->members[i].chunks++;
 }
 
+ldr_query_t *ldr_catalog_ask_members(ldr_node_t *node, const ldr_keys_t *of,
+                                     uint64_t deadline_ns)
+{
+    ldr_query_t *q =
+        ldr_node_ask_begin(node, of->space, of->shards, deadline_ns);
+
+    if (q == NULL) {
+        return NULL;
+    }
+    q->lease = false; /* nobody is going to fetch it */
+    if (ldr_node_ask_add(node, q, of->group, of->keys, of->count) !=
+        LARDER_OK) {
+        ldr_node_ask_end(node, q);
+        return NULL;
+    }
+    if (!ldr_node_ask(node, q)) {
+        return NULL; /* it is over, and freed */
+    }
+    ldr_node_ask_wait(node, q);
+    return q;
+}
+
 /* What of the chunks a load would find, here or elsewhere. Asks other nodes,
  * and waits for them as long as a match does. */
 static void walk_chunks(walk_t *w, uint64_t deadline_ns)
 {
     ldr_node_t *node = w->c->node;
     const ldr_source_t *s = &w->out->source;
-    ldr_query_t *q = ldr_node_ask_begin(node, s->space, s->shards, deadline_ns);
+    const ldr_keys_t of = {s->space, s->shards, s->group, w->keys,
+                           w->key_count};
+    ldr_query_t *q = ldr_catalog_ask_members(node, &of, deadline_ns);
 
-    if (q != NULL && ldr_node_ask_add(node, q, s->group, w->keys,
-                                      w->key_count) != LARDER_OK) {
-        ldr_node_ask_end(node, q);
-        q = NULL;
-    }
-    if (q != NULL && !ldr_node_ask(node, q)) {
-        q = NULL; /* it is over, and freed */
-    }
-    if (q != NULL) {
-        ldr_node_ask_wait(node, q);
-    }
     for (size_t i = 0; i < w->key_count; i++) {
         ldr_places_t p;
 

@@ -7,8 +7,9 @@
 #include "base/mem.h"
 #include "server/catalog_int.h"
 
-bool ldr_catalog_watch(ldr_catalog_t *c)
+bool ldr_catalog_watch(ldr_catalog_t *c, bool by_node)
 {
+    c->by_node = by_node;
     c->changes = ldr_alloc(sizeof(*c->changes));
     c->copied = ldr_alloc(sizeof(c->changes->prints));
     if (c->changes == NULL || c->copied == NULL) {
@@ -64,42 +65,51 @@ uint8_t ldr_catalog_media(ldr_catalog_t *c, const description_t *d)
     ldr_node_places(c->node, s->space, s->shards, s->group, &d->key, &p);
     return (uint8_t)((unsigned)p.dram << LDR_MEDIUM_CPU |
                      (unsigned)(p.ssd || (p.here && !p.dram))
-                         << LDR_MEDIUM_STORAGE);
+                         << LDR_MEDIUM_STORAGE |
+                     (unsigned)(d->away && !p.here) << LDR_MEDIUM_AWAY);
 }
 
-/* A block that other published chunks have too stays as it is. Chunks share
- * blocks from the first on: what is left to tell of is always the rest. */
+/* These blocks of a chunk have changed. */
+static void tell_run(const description_t *d, ldr_catalog_change_t *change,
+                     uint32_t first, uint32_t end, ldr_catalog_fn fn, void *arg)
+{
+    uint8_t hashes[end - first][LDR_BLOCK_HASH_MAX];
+
+    for (uint32_t i = first; i < end; i++) {
+        memcpy(hashes[i - first], d->uses[i].block->hash, LDR_BLOCK_HASH_MAX);
+    }
+    change->count = end - first;
+    change->hashes = hashes[0];
+    change->parent = first > 0       ? d->uses[first - 1].block->hash
+                     : d->has_parent ? d->parent
+                                     : NULL;
+    change->tokens = d->tokens + (size_t)first * d->source->block_tokens;
+    fn(arg, change);
+}
+
+/* A block that other published chunks have too stays as it is. */
 static void tell(description_t *d, ldr_medium_t medium, bool stored,
                  ldr_catalog_fn fn, void *arg)
 {
-    const ldr_source_t *s = d->source;
-    uint32_t blocks = ldr_source_blocks(s), first = blocks;
-    uint8_t hashes[blocks][LDR_BLOCK_HASH_MAX];
+    ldr_catalog_change_t change = {
+        .source = d->source, .medium = medium, .stored = stored};
+    uint32_t blocks = ldr_source_blocks(d->source);
+    uint32_t first = 0; /* of the run that is being looked at */
 
-    for (uint32_t i = blocks; i-- > 0;) {
+    for (uint32_t i = 0; i < blocks; i++) {
         uint32_t *count = &d->uses[i].block->published[medium];
 
         *count += stored ? 1 : -1u;
-        if (*count == (stored ? 1 : 0)) {
-            first = i;
+        if (*count != (stored ? 1 : 0)) {
+            if (first < i) {
+                tell_run(d, &change, first, i, fn, arg);
+            }
+            first = i + 1;
         }
-        memcpy(hashes[i], d->uses[i].block->hash, LDR_BLOCK_HASH_MAX);
     }
-    if (first == blocks) {
-        return;
+    if (first < blocks) {
+        tell_run(d, &change, first, blocks, fn, arg);
     }
-    ldr_catalog_change_t change = {
-        .source = s,
-        .medium = medium,
-        .stored = stored,
-        .count = blocks - first,
-        .hashes = hashes[first],
-        .parent = first > 0       ? hashes[first - 1]
-                  : d->has_parent ? d->parent
-                                  : NULL,
-        .tokens = d->tokens + (size_t)first * s->block_tokens,
-    };
-    fn(arg, &change);
 }
 
 static void look(ldr_catalog_t *c, description_t *d, uint8_t now,
@@ -113,6 +123,7 @@ static void look(ldr_catalog_t *c, description_t *d, uint8_t now,
         }
     }
     d->published = now;
+    d->away = d->away && (now & ((1u << LDR_MEDIA_HERE) - 1)) == 0;
     if (d->gone) {
         c->gone_count--;
         ldr_catalog_free(c, d);
@@ -161,36 +172,36 @@ void ldr_catalog_look_again(ldr_catalog_t *c)
 }
 
 /* As if it had never been published, if it is of this topic. */
-static void unpublish(ldr_catalog_t *c, description_t *d, uint32_t tenant,
-                      const char *pod, const char *model)
+static void unpublish(ldr_catalog_t *c, description_t *d,
+                      const ldr_topic_of_t *topic)
 {
     const ldr_source_t *s = d->source;
+    uint8_t was = d->published & (uint8_t)topic->media;
 
-    if (s->tenant != tenant || strcmp(s->pod, pod) != 0 ||
-        strcmp(s->model, model) != 0) {
+    if (s->tenant != topic->tenant || strcmp(s->model, topic->model) != 0 ||
+        (topic->pod != NULL && strcmp(s->pod, topic->pod) != 0)) {
         return;
     }
     for (uint32_t b = 0; b < ldr_source_blocks(s); b++) {
         for (unsigned m = 0; m < LDR_MEDIA; m++) {
-            d->uses[b].block->published[m] -= d->published >> m & 1u;
+            d->uses[b].block->published[m] -= was >> m & 1u;
         }
     }
-    d->published = 0;
+    d->published &= (uint8_t)~topic->media;
     ldr_catalog_dirty(c, d);
 }
 
-void ldr_catalog_republish(ldr_catalog_t *c, uint32_t tenant, const char *pod,
-                           const char *model)
+void ldr_catalog_republish(ldr_catalog_t *c, const ldr_topic_of_t *topic)
 {
     ldr_mutex_lock(&c->lock);
     for (description_t *d = c->dirty; d != NULL; d = d->next_dirty) {
         if (d->gone) {
-            unpublish(c, d, tenant, pod, model);
+            unpublish(c, d, topic);
         }
     }
     for (size_t i = 0; i < c->tenant_count; i++) {
         for (description_t *d = c->tenants[i].oldest; d != NULL; d = d->newer) {
-            unpublish(c, d, tenant, pod, model);
+            unpublish(c, d, topic);
         }
     }
     ldr_mutex_unlock(&c->lock);

@@ -16,9 +16,10 @@ typedef struct use {
     struct use *prev, *next; /* of the same block */
 } use_t;
 
-/* A block of the engine's. Its digest is that of all tokens up to its end. */
+/* A block of the engine's, in a scope. Its digest is that of all tokens up to
+ * its end. */
 struct block {
-    uint32_t source;
+    uint32_t scope;
     uint32_t published[LDR_MEDIA]; /* descriptions with it that are */
     use_t *uses;
     block_t *next_hash, *next_digest; /* of its buckets */
@@ -34,6 +35,7 @@ struct description {
     description_t *next_dirty;
     bool dirty; /* to be looked at by the publisher */
     bool gone;  /* dropped: nobody finds it, and the publisher frees it */
+    bool away;  /* as the last round found, and it was not here since then */
     uint8_t published; /* bits: media */
     uint64_t asked;    /* the question that looked at it last, and found: */
     uint8_t asked_media;
@@ -43,6 +45,18 @@ struct description {
     uint32_t *tokens;
     use_t uses[]; /* then the tokens */
 };
+
+/* A round's chunks that are not here, and how far it is. Keys are apart: who is
+ * asked gets many at once. */
+typedef struct ldr_away {
+    larder_key_t *keys;
+    struct ldr_away_row {
+        uint64_t print;
+        uint32_t space, shards;
+        uint16_t group;
+    } * rows;
+    size_t count, at;
+} ldr_away_t;
 
 /* What a tenant has described. */
 typedef struct ldr_describer {
@@ -66,7 +80,8 @@ struct ldr_catalog {
     uint64_t asks; /* questions so far */
     uint64_t description_count, block_count, dropped, gone_count;
     /* For a publisher: */
-    bool watched;
+    bool watched, by_node;
+    ldr_away_t away;        /* the publisher's thread's: needs no lock */
     ldr_changes_t *changes; /* the node's lock */
     uint64_t *copied;       /* of its prints */
     description_t *dirty, **dirty_end;
@@ -80,6 +95,7 @@ static inline uint32_t ldr_source_blocks(const ldr_source_t *s)
 /* All with the catalogue's lock. */
 block_t *ldr_catalog_block(ldr_catalog_t *c, const ldr_source_t *source,
                            const uint8_t hash[LDR_BLOCK_HASH_MAX]);
+/* One that this source has described. */
 block_t *ldr_catalog_digest(ldr_catalog_t *c, const ldr_source_t *source,
                             const uint8_t digest[LDR_DIGEST_BYTES]);
 void ldr_catalog_dirty(ldr_catalog_t *c, description_t *d);
@@ -88,3 +104,16 @@ void ldr_catalog_free(ldr_catalog_t *c, description_t *d);
 description_t *ldr_catalog_first(ldr_catalog_t *c, uint64_t print);
 /* Bits: the media that have the chunk now. With the node's lock as well. */
 uint8_t ldr_catalog_media(ldr_catalog_t *c, const description_t *d);
+
+/* Chunks of one group of a space. */
+typedef struct ldr_keys {
+    uint32_t space, shards;
+    uint16_t group;
+    const larder_key_t *keys;
+    size_t count;
+} ldr_keys_t;
+
+/* Without any lock: asks other members for what is not here, and waits. What is
+ * not NULL has to be ended with ldr_node_ask_end(). */
+ldr_query_t *ldr_catalog_ask_members(ldr_node_t *node, const ldr_keys_t *of,
+                                     uint64_t deadline_ns);

@@ -28,10 +28,13 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "server/events_auth.h"
-#include "server/pack.h"
+#include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
-#define TOPIC_BYTES (LDR_DESCRIBE_POD + LDR_DESCRIBE_MODEL + 8u)
+#define HOLDER_BYTES                                                           \
+    (LDR_DESCRIBE_POD + 8u) /* a pod, or "node:" and a name                    \
+                             */
+#define TOPIC_BYTES (HOLDER_BYTES + LDR_DESCRIBE_MODEL + 8u)
 #define BATCH_BYTES 65536u /* a message with so many goes out */
 #define BATCH_EVENTS 256u
 #define LOOKS 1024u     /* descriptions between two looks at the sockets */
@@ -41,7 +44,6 @@
 #define AGAIN_NS                                                               \
     UINT64_C(1000000000) /* between two complete republications                \
                           */
-#define OWNER "larder"
 
 /* A message, shared by the sockets' queues and what is kept for replays. */
 typedef struct message {
@@ -55,7 +57,8 @@ typedef struct message {
 
 typedef struct topic {
     char name[TOPIC_BYTES];
-    char pod[LDR_DESCRIBE_POD], model[LDR_DESCRIBE_MODEL];
+    char holder[HOLDER_BYTES], model[LDR_DESCRIBE_MODEL];
+    ldr_topic_of_t of;
     uint64_t next; /* number of the next message */
     ldr_pack_t pack;
     uint32_t count; /* events in it */
@@ -209,39 +212,36 @@ static void flush_all(ldr_events_t *e)
     }
 }
 
-/* ---- events ---- */
+/* ---- topics ---- */
 
-static void pack_pair(ldr_pack_t *p, const char *name, const char *value)
+static void topic_clear(const ldr_events_t *e, topic_t *t)
 {
-    ldr_pack_text(p, name);
-    ldr_pack_text(p, value);
-}
-
-static void pack_number(ldr_pack_t *p, const char *name, uint64_t value)
-{
-    ldr_pack_text(p, name);
-    ldr_pack_uint(p, value);
-}
-
-static void pack_cleared(ldr_pack_t *p)
-{
-    ldr_pack_map(p, 2);
-    pack_pair(p, "type", "AllBlocksCleared");
-    pack_pair(p, "ownership", OWNER);
-}
-
-static void topic_clear(topic_t *t)
-{
-    pack_cleared(&t->pack);
+    ldr_event_pack_cleared(&t->pack, e->p.owned);
     t->count++;
 }
 
-/* NULL: there are too many. */
-static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
+/* Who has it, as topics name that. */
+static void name_holder(const ldr_events_t *e, const ldr_catalog_change_t *c,
+                        char holder[HOLDER_BYTES])
 {
+    if (e->p.topics == LDR_EVENTS_TOPICS_ENGINES) {
+        snprintf(holder, HOLDER_BYTES, "%s", c->source->pod);
+    } else {
+        snprintf(holder, HOLDER_BYTES, "%s:%s",
+                 c->medium == LDR_MEDIUM_AWAY ? "pool" : "node", e->p.node);
+    }
+}
+
+/* NULL: there are too many. */
+static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
+{
+    const uint32_t away = 1u << LDR_MEDIUM_AWAY;
+    char holder[HOLDER_BYTES];
+
+    name_holder(e, c, holder);
     for (unsigned i = 0; i < e->topic_count; i++) {
-        if (strcmp(e->topics[i]->pod, s->pod) == 0 &&
-            strcmp(e->topics[i]->model, s->model) == 0) {
+        if (strcmp(e->topics[i]->holder, holder) == 0 &&
+            strcmp(e->topics[i]->model, c->source->model) == 0) {
             return e->topics[i];
         }
     }
@@ -249,52 +249,19 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_source_t *s)
     if (t == NULL) {
         return NULL;
     }
-    memcpy(t->pod, s->pod, sizeof(t->pod));
-    memcpy(t->model, s->model, sizeof(t->model));
-    snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->pod, t->model);
+    memcpy(t->holder, holder, sizeof(t->holder));
+    memcpy(t->model, c->source->model, sizeof(t->model));
+    snprintf(t->name, sizeof(t->name), "kv@%s@%s", t->holder, t->model);
+    t->of = (ldr_topic_of_t){
+        .tenant = e->p.tenant,
+        .media = c->medium == LDR_MEDIUM_AWAY ? away : ~away,
+        .pod = e->p.topics == LDR_EVENTS_TOPICS_ENGINES ? t->holder : NULL,
+        .model = t->model,
+    };
     t->next = number_begin(e);
     e->topics[e->topic_count++] = t;
-    topic_clear(t);
+    topic_clear(e, t);
     return t;
-}
-
-static void pack_hash(ldr_pack_t *p, const ldr_source_t *s, const uint8_t *hash)
-{
-    uint64_t number = 0;
-
-    if (!s->numbers) {
-        ldr_pack_bytes(p, hash, s->hash_bytes);
-        return;
-    }
-    for (unsigned i = 0; i < 8; i++) {
-        number = number << 8 | hash[i];
-    }
-    ldr_pack_uint(p, number);
-}
-
-/* What only BlockStored has. */
-static void pack_tokens(ldr_pack_t *p, const ldr_catalog_change_t *c)
-{
-    const ldr_source_t *s = c->source;
-    uint32_t tokens = c->count * s->block_tokens;
-
-    ldr_pack_text(p, "parent_block_hash");
-    if (c->parent != NULL) {
-        pack_hash(p, s, c->parent);
-    } else {
-        ldr_pack_nil(p);
-    }
-    ldr_pack_text(p, "token_ids");
-    ldr_pack_array(p, tokens);
-    for (uint32_t i = 0; i < tokens; i++) {
-        ldr_pack_uint(p, c->tokens[i]);
-    }
-    pack_number(p, "block_size", s->block_tokens);
-    ldr_pack_text(p, "lora_id");
-    ldr_pack_nil(p);
-    ldr_pack_text(p, "lora_name");
-    ldr_pack_nil(p);
-    pack_pair(p, "kv_cache_spec_kind", s->kind);
 }
 
 /* Called with the catalogue's lock. */
@@ -305,28 +272,14 @@ static void on_change(void *arg, const ldr_catalog_change_t *c)
     if (c->source->tenant != e->p.tenant) {
         return;
     }
-    topic_t *t = topic_of(e, c->source);
+    topic_t *t = topic_of(e, c);
     if (t == NULL) {
         ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
         return;
     }
-    ldr_pack_t *p = &t->pack;
-    ldr_pack_map(p, c->stored ? 12 : 6);
-    pack_pair(p, "type", c->stored ? "BlockStored" : "BlockRemoved");
-    ldr_pack_text(p, "block_hashes");
-    ldr_pack_array(p, c->count);
-    for (uint32_t i = 0; i < c->count; i++) {
-        pack_hash(p, c->source, c->hashes + (size_t)i * LDR_BLOCK_HASH_MAX);
-    }
-    pack_pair(p, "medium", ldr_medium_names[c->medium]);
-    pack_number(p, "group_idx", c->source->group_idx);
-    pack_pair(p, "locality", "LOCAL");
-    pack_pair(p, "ownership", OWNER);
-    if (c->stored) {
-        pack_tokens(p, c);
-    }
+    ldr_event_pack(&t->pack, c, e->p.owned);
     t->count++;
-    if (t->count >= BATCH_EVENTS || p->bytes >= BATCH_BYTES) {
+    if (t->count >= BATCH_EVENTS || t->pack.bytes >= BATCH_BYTES) {
         flush(e, t);
     }
 }
@@ -359,8 +312,9 @@ static void publish_again(ldr_events_t *e, topic_t *t)
     }
     t->again_ns = now_ns;
     flush(e, t);
-    ldr_catalog_republish(e->p.catalog, e->p.tenant, t->pod, t->model);
-    topic_clear(t);
+    ldr_catalog_republish(e->p.catalog, &t->of);
+    e->look_ns = now_ns; /* and what is elsewhere is looked up again */
+    topic_clear(e, t);
 }
 
 /* One part of a request: up to size bytes of it; -1: there is none. */
@@ -377,15 +331,27 @@ static int receive(void *socket, void *at, size_t size, bool *more_p)
     return bytes;
 }
 
-static void reply(ldr_events_t *e, const void *who, size_t who_bytes,
-                  uint64_t number, message_t *m)
+/* Who asks is named first, then what vLLM answers: an empty part, the topic,
+ * the number and the payload. */
+typedef struct asker {
+    const void *id;
+    size_t id_bytes;
+    const char *topic;
+    size_t topic_bytes;
+} asker_t;
+
+/* m NULL: the end, which has no topic. */
+static void reply(ldr_events_t *e, const asker_t *who, uint64_t number,
+                  message_t *m)
 {
     const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
     uint8_t text[8];
 
     put_number(text, number);
-    if (zmq_send(e->router, who, who_bytes, more) < 0 ||
+    if (zmq_send(e->router, who->id, who->id_bytes, more) < 0 ||
         zmq_send(e->router, "", 0, more) < 0 ||
+        zmq_send(e->router, who->topic, m != NULL ? who->topic_bytes : 0,
+                 more) < 0 ||
         zmq_send(e->router, text, sizeof(text), more) < 0) {
         return;
     }
@@ -396,21 +362,21 @@ static void reply(ldr_events_t *e, const void *who, size_t who_bytes,
 
 /* The answer about a topic that has not begun: nothing is stored there, also if
  * the node before this one has published something. */
-static void reply_cleared(ldr_events_t *e, const void *who, size_t who_bytes)
+static void reply_cleared(ldr_events_t *e, const asker_t *who)
 {
     ldr_pack_t p = {0};
 
     ldr_pack_array(&p, 3);
     ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&p, 1);
-    pack_cleared(&p);
+    ldr_event_pack_cleared(&p, e->p.owned);
     ldr_pack_uint(&p, 0);
     message_t *m = p.failed ? NULL : ldr_alloc(sizeof(*m) + p.bytes);
     if (m != NULL) {
         m->refs = 1;
         m->bytes = p.bytes;
         memcpy(m->data, p.at, p.bytes);
-        reply(e, who, who_bytes, number_begin(e), m);
+        reply(e, who, number_begin(e), m);
         message_drop(NULL, m);
     }
     ldr_free(p.at);
@@ -448,20 +414,26 @@ static bool serve_replay(ldr_events_t *e)
         from = from << 8 | number[i];
     }
     topic_t *t = topic_named(e, name, (size_t)name_bytes);
+    const asker_t asker = {
+        .id = who,
+        .id_bytes = (size_t)who_bytes,
+        .topic = t != NULL ? t->name : name,
+        .topic_bytes = t != NULL ? strlen(t->name) : (size_t)name_bytes,
+    };
     if (t == NULL && from != UINT64_MAX &&
         (name_bytes > 0 || e->topic_count == 0)) {
-        reply_cleared(e, who, (size_t)who_bytes);
+        reply_cleared(e, &asker);
     }
     if (t != NULL && from == UINT64_MAX) {
         publish_again(e, t);
     }
     for (message_t *m = t != NULL ? t->oldest : NULL; m != NULL; m = m->next) {
         if (m->number >= from) {
-            reply(e, who, (size_t)who_bytes, m->number, m);
+            reply(e, &asker, m->number, m);
             ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_REPLAYED, m->count);
         }
     }
-    reply(e, who, (size_t)who_bytes, UINT64_MAX, NULL);
+    reply(e, &asker, UINT64_MAX, NULL);
     return true;
 }
 
@@ -501,10 +473,11 @@ static void *events_main(void *arg)
             .socket = ldr_events_auth_socket(e->auth), .events = ZMQ_POLLIN};
     }
     while (!__atomic_load_n(&e->stop, __ATOMIC_ACQUIRE)) {
+        bool away = ldr_catalog_away(e->p.catalog);
         bool more = ldr_catalog_changes(e->p.catalog, LOOKS, on_change, e);
 
         flush_all(e);
-        zmq_poll(items, count, more ? 0 : LDR_EVENTS_MS);
+        zmq_poll(items, count, more || away ? 0 : LDR_EVENTS_MS);
         ldr_events_auth_serve(e->auth);
         count_subscriptions(e);
         for (int i = 0;
@@ -513,6 +486,9 @@ static void *events_main(void *arg)
         uint64_t now_ns = ldr_now_ns(e->p.clock);
         if (now_ns >= e->look_ns) {
             ldr_catalog_look_again(e->p.catalog);
+            if (e->p.topics == LDR_EVENTS_TOPICS_POOL) {
+                ldr_catalog_away_begin(e->p.catalog, e->p.tenant);
+            }
             e->look_ns = now_ns + LDR_EVENTS_LOOK_MS * UINT64_C(1000000);
         }
     }
@@ -591,7 +567,9 @@ larder_status_t ldr_events_open(const ldr_events_params_t *params,
     }
     e->p = *params;
     larder_status_t st = sockets_open(e);
-    if (st == LARDER_OK && !ldr_catalog_watch(e->p.catalog)) {
+    if (st == LARDER_OK &&
+        !ldr_catalog_watch(e->p.catalog,
+                           e->p.topics != LDR_EVENTS_TOPICS_ENGINES)) {
         st = ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for events");
     }
     if (st == LARDER_OK) {

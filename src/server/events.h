@@ -2,7 +2,10 @@
  * KV events of the node, by ZeroMQ, as vLLM's engines publish theirs
  * (docs/guide/routing.md).
  *
- * A *topic* is kv@POD@MODEL: what one engine has described and this node has.
+ * A *topic* is kv@POD@MODEL: what one engine has described and this node has;
+ * or kv@node:NODE@MODEL: what any engine has described and this node has; or
+ * kv@pool:NODE@MODEL: what any has described, this node has not, and its loads
+ * would find elsewhere.
  * Its messages are numbered without gaps, from the time at which the topic
  * began (in microseconds), so that numbers grow over restarts. The first
  * message clears what was believed of the topic, and so does the first after a
@@ -11,7 +14,8 @@
  * everything.
  *
  * One thread does all of it. It looks at what the catalogue notes every
- * LDR_EVENTS_MS, and at all descriptions every LDR_EVENTS_LOOK_MS. No save and
+ * LDR_EVENTS_MS, and at all descriptions every LDR_EVENTS_LOOK_MS; so often it
+ * asks other members for what is not here, if there is a pool. No save and
  * no load waits for it, and no subscriber can make it wait: what a subscriber
  * does not read is dropped for that subscriber.
  */
@@ -26,6 +30,7 @@
 
 #define LDR_EVENTS_MS 20
 #define LDR_EVENTS_LOOK_MS 10000u
+#define LDR_EVENTS_NODE 64u
 
 typedef struct ldr_events ldr_events_t;
 
@@ -41,6 +46,9 @@ typedef struct ldr_events_params {
     /* Files: the secret key of both sockets, and the public keys of those that
      * may connect. "": everybody that reaches the sockets may. */
     const char *key, *clients;
+    bool owned;                 /* events name their owner */
+    unsigned topics;            /* LDR_EVENTS_TOPICS_* */
+    char node[LDR_EVENTS_NODE]; /* its name in topics */
 } ldr_events_params_t;
 
 /* E_UNSUPPORTED: built without libzmq. */

@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "server/catalog.h"
 #include "server/monitor_int.h"
 
 /* Shown from the start, so that their first request is seen as a change. */
@@ -241,6 +242,7 @@ size_t ldr_server_metrics_text(ldr_node_t *node, ldr_server_metrics_t *m,
                            m->admin_on);
         }
         put_build(&e);
+        ldr_catalog_expose(m->catalog, &e);
         ldr_cluster_expose(m->cluster, &e);
         ldr_figures_put(&e, ldr_rows_server, &(ldr_subject_t){m, {NULL}}, 1);
         ldr_figures_put(&e, ldr_rows_process, &(ldr_subject_t){&p, {NULL}}, 1);

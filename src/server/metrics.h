@@ -161,6 +161,7 @@ typedef struct ldr_server_metrics {
     char admin_url[320]; /* "": none. These two are set before it serves */
     bool admin_on;       /* it answers there */
     struct ldr_cluster *cluster; /* NULL: the node is alone. As these two */
+    struct ldr_catalog *catalog; /* NULL: there is none. The same */
     ldr_op_count_t ops[LDR_METRICS_OPCODES];
     uint64_t statuses[LDR_METRICS_STATUSES]; /* [-status] of failed ones */
     ldr_transport_count_t transports[LDR_TRANSPORT_COUNT];

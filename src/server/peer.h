@@ -9,7 +9,9 @@
  *
  * Life of a connection: HELLO, AUTH with the cluster's secret, MEET, in that
  * order, by hello_ms; then ASK, GET, PUT, PEER_SPACE, PING and MEET again. What
- * is asked for out of order, or malformed, ends it.
+ * is asked for out of order, or malformed, ends it. `larder doctor` sends
+ * PEER_MEASURE in place of MEET, and then nothing else; nobody's bytes are in
+ * that, so it may come without TLS where TLS is required.
  *
  * What a peer asks for is looked for in this node's own tiers only: a request
  * never travels further.
@@ -93,6 +95,7 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c);
 bool ldr_peer_do_home(ldr_peer_conn_t *c);
 /* peer_copy.c: the thread that fetches what this node is to have a copy of. */
 void *ldr_peer_copier(void *server);
+bool ldr_peer_do_measure(ldr_peer_conn_t *c);
 /* peer_handoff.c: what was promised here and has not come. */
 bool ldr_peer_do_handoff(ldr_peer_conn_t *c);
 /* Tells the member once when this chunk has come or failed. With the lock. */

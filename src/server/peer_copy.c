@@ -1,8 +1,8 @@
 /*
  * Copies that this node takes of chunks it owns and another member's disk has,
  * because others read them (tier/peer/homes.h). A thread of its own asks for
- * each like a client of this node, and loads it; that it came from a member, and
- * is to be kept, the peer tier knows.
+ * each like a client of this node, and loads it; that it came from a member,
+ * and is to be kept, the peer tier knows.
  */
 #include "base/bytes.h"
 #include "node/load.h"
@@ -31,9 +31,8 @@ static bool copy_shard(ldr_peer_server_t *s, const ldr_peer_copy_t *copy,
 static void take_copy(ldr_peer_server_t *s, const ldr_peer_copy_t *copy)
 {
     ldr_host_t *host = &s->node->host;
-    ldr_stop_t stop = {&s->stop,
-                       ldr_now_ns(s->clock) +
-                           host->options.peer_timeout_ms * 1000000u};
+    ldr_stop_t stop = {&s->stop, ldr_now_ns(s->clock) +
+                                     host->options.peer_timeout_ms * 1000000u};
     bool came = false;
     ldr_query_t *ask = ldr_node_ask_begin(s->node, copy->space, copy->shards,
                                           stop.deadline_ns);

@@ -4,7 +4,7 @@
  *
  * A member that asked for a promised chunk has a watch on it, one for each
  * member and chunk. The watch is gone when the chunk comes or fails, which
- * every promise does in the end, and the member is told.
+ * every promise does in the end, and the member is of_promise.
  */
 #include <string.h>
 
@@ -63,15 +63,15 @@ bool ldr_peer_do_handoff(ldr_peer_conn_t *c)
         return false;
     }
     ldr_node_lock(node);
-    uint32_t tenant = LDR_NIL;
+    bool of_promise = false;
     if (m.what == LDR_PEER_CLOSED) {
         ldr_peer_closed(c->peer, (const larder_key_t *)m.about);
     } else if (m.space < node->store.space_count) {
-        tenant = node->store.spaces[m.space].tenant;
+        of_promise = true;
     }
     ldr_node_unlock(node);
-    if (tenant != LDR_NIL) {
-        st = ldr_promise_tell(node, tenant, (const larder_token_t *)m.about,
+    if (of_promise) {
+        st = ldr_promise_tell(node, m.space, (const larder_token_t *)m.about,
                               (larder_handoff_t)m.what);
     }
     return ldr_peer_reply(c, st, 0, NULL, 0, 0);

@@ -76,6 +76,10 @@ typedef struct finding {
     size_t at;
     ldr_peer_node_t *others[LDR_OTHERS_MAX];
     uint32_t other_count, other_max;
+    uint32_t after;  /* the entry that was found last */
+    uint32_t wall_s; /* these three are of this hold of the lock */
+    uint64_t now_ns;
+    bool hot;
     bool promised; /* chunks that have not come; this is the last */
     ldr_peer_name_t awaited;
 } finding_t;
@@ -127,18 +131,15 @@ static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
 
 /* What of one chunk is here. Gives its entry. With the lock. */
 static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
-                         const ldr_peer_name_t *name, uint32_t after,
+                         const ldr_peer_name_t *name, const ldr_name_t *n,
                          finding_t *f)
 {
     ldr_node_t *node = c->server->node;
     ldr_store_t *store = &node->store;
-    ldr_name_t n = ldr_store_name(store, head->space, name->group, &name->key);
     larder_cause_t cause;
     larder_tier_t tier;
-    uint32_t entry =
-        ldr_store_find(store, &n, after, ldr_wall_s(node->clock), &cause);
-    ldr_sought_t sought = {&n, entry, 0, true};
-
+    uint32_t entry = ldr_store_find(store, n, f->after, f->wall_s, &cause);
+    ldr_sought_t sought = {n, entry, 0, true};
     bool whole = true;
 
     for (; sought.number < head->shards; sought.number++, f->at += 4) {
@@ -147,9 +148,9 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                    sought.number < ldr_index_at(&store->index, entry)->shards &&
                    ldr_node_usable(node, &sought, &tier, &bytes, &cause);
 
-        if (has && (name->room & LDR_ASK_OTHERS) != 0) {
+        if (has && f->hot && (name->room & LDR_ASK_OTHERS) != 0) {
             ldr_peer_node_t *other =
-                ldr_hot_other(c->peer, n.fingerprint, sought.number);
+                ldr_hot_other(c->peer, n->fingerprint, sought.number);
 
             place = other != NULL ? place_of(f, other) : 0;
             c->peer->n.sent_on += place > 0;
@@ -158,8 +159,9 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
         whole = whole && has;
     }
     if (!whole) {
-        add_homes(c, head, name, &n, f);
+        add_homes(c, head, name, n, f);
     }
+    f->after = entry != LDR_NIL ? entry : f->after; /* the next one here */
     return entry;
 }
 
@@ -187,14 +189,58 @@ static void note_promised(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     f->awaited = *name;
 }
 
-bool ldr_peer_do_ask(ldr_peer_conn_t *c)
+/* The rows [i, end). With the lock. */
+static void find_slice(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                       uint32_t i, uint32_t end, finding_t *f)
 {
     ldr_node_t *node = c->server->node;
     ldr_store_t *store = &node->store;
+    uint32_t count = end - i, chunks[SLICE];
+    ldr_peer_name_t asked[SLICE];
+    ldr_name_t names[SLICE];
+    bool good[SLICE];
+
+    f->wall_s = ldr_wall_s(node->clock);
+    f->now_ns = ldr_now_ns(node->clock);
+    f->hot = ldr_hot_any(c->server->peers, f->now_ns);
+    for (uint32_t k = 0; k < count; k++) {
+        good[k] = ldr_get_peer_name(
+            head->rows + (size_t)(i + k) * LDR_PEER_NAME_BYTES, &asked[k]);
+        names[k] =
+            ldr_store_name(store, head->space, asked[k].group, &asked[k].key);
+    }
+    ldr_store_prefetch(store, names, count, chunks);
+    for (uint32_t k = 0; k < count; k++) {
+        if (chunks[k] != LDR_NIL) {
+            ldr_peer_lease_prefetch(c->peer, chunks[k]);
+        }
+    }
+    for (uint32_t k = 0; k < count; k++) {
+        if (!good[k] || node->mode != LDR_MODE_ON) {
+            memset(f->out + f->at, 0, 4 * head->shards);
+            f->at += 4 * head->shards;
+            continue;
+        }
+        uint32_t entry = find_row(c, head, &asked[k], &names[k], f);
+        uint32_t chunk = entry != LDR_NIL
+                             ? ldr_index_at(&store->index, entry)->resident
+                             : LDR_NIL;
+        uint32_t ms = asked[k].room & LDR_ASK_MS;
+        if (chunk != LDR_NIL && ms > 0) {
+            ldr_peer_lease_take(c->peer, chunk, head->shards, ms, f->now_ns);
+        }
+        if ((asked[k].room & LDR_ASK_PROMISED) != 0) {
+            note_promised(c, head, &asked[k], f);
+        }
+    }
+}
+
+bool ldr_peer_do_ask(ldr_peer_conn_t *c)
+{
+    ldr_node_t *node = c->server->node;
     ldr_peer_head_t head;
     larder_status_t st = take_head(c, LDR_PEER_NAME_BYTES, &head);
-    finding_t f = {.out = c->out + LDR_FRAME_BYTES};
-    uint32_t entry = LDR_NIL;
+    finding_t f = {.out = c->out + LDR_FRAME_BYTES, .after = LDR_NIL};
 
     if (st == LARDER_MISS) {
         return ldr_peer_refuse(c, LARDER_E_STALE);
@@ -211,28 +257,9 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
         uint32_t end = (uint32_t)ldr_min64(head.count, i + SLICE);
 
         ldr_node_lock(node);
-        for (; i < end; i++) {
-            const uint8_t *row = head.rows + (size_t)i * LDR_PEER_NAME_BYTES;
-            ldr_peer_name_t name;
-
-            if (!ldr_get_peer_name(row, &name) || node->mode != LDR_MODE_ON) {
-                memset(f.out + f.at, 0, 4 * head.shards);
-                f.at += 4 * head.shards;
-                continue;
-            }
-            entry = find_row(c, &head, &name, entry, &f);
-            uint32_t chunk = entry != LDR_NIL
-                                 ? ldr_index_at(&store->index, entry)->resident
-                                 : LDR_NIL;
-            uint32_t ms = name.room & LDR_ASK_MS;
-            if (chunk != LDR_NIL && ms > 0) {
-                ldr_peer_lease_take(c->peer, chunk, head.shards, ms);
-            }
-            if ((name.room & LDR_ASK_PROMISED) != 0) {
-                note_promised(c, &head, &name, &f);
-            }
-        }
+        find_slice(c, &head, i, end, &f);
         ldr_node_unlock(node);
+        i = end;
     }
     if (f.promised) {
         ldr_node_lock(node);
@@ -320,16 +347,17 @@ static void fill_row(ldr_peer_conn_t *c, const getting_t *g, uint32_t i,
     ldr_node_unlock(node);
 }
 
-/* Waits for a load and checks its bytes: what was damaged here is not passed
- * on. */
-static void settle(ldr_peer_conn_t *c, ldr_load_t *load)
+/* Waits for a load. Its bytes are checked by who gets them; here only if he
+ * got them wrong, so that what was damaged here is dropped. */
+static void settle(ldr_peer_conn_t *c, const ldr_peer_name_t *name,
+                   ldr_load_t *load)
 {
     ldr_node_t *node = c->server->node;
 
     if (load->status == LARDER_PENDING) {
         ldr_load_wait(node, load, c->stop.deadline_ns);
     }
-    if (load->status == LARDER_OK) {
+    if (load->status == LARDER_OK && (name->room & LDR_GET_CHECK) != 0) {
         ldr_load_check(node, load);
     }
 }
@@ -343,7 +371,7 @@ static size_t collect(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     uint32_t room = 0;
 
     for (uint32_t i = 0; i < head->count; i++) {
-        settle(c, &g->loads[i]);
+        settle(c, &g->names[i], &g->loads[i]);
         if (g->loads[i].status == LARDER_OK) {
             room += ldr_node_iov(node, g->loads[i].shard, NULL, 0);
         }
@@ -354,7 +382,8 @@ static size_t collect(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
 
         fill_row(c, g, i, &row);
         if (row.status == LARDER_OK &&
-            (g->iov == NULL || row.length > g->names[i].room ||
+            (g->iov == NULL ||
+             row.length > (g->names[i].room & ~LDR_GET_CHECK) ||
              g->bytes + row.length > LDR_PAYLOAD_MAX)) {
             row.status = LARDER_E_BUSY;
             row.length = 0;
@@ -567,10 +596,9 @@ static bool take_shard(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     }
     bool good = fill(c, row, shard, &crc);
     ldr_node_lock(node);
-    bool right =
-        good && crc == row->crc &&
-        node->store.chunks[node->store.shards[shard].chunk].epoch ==
-            head->epoch;
+    bool right = good && crc == row->crc &&
+                 node->store.chunks[node->store.shards[shard].chunk].epoch ==
+                     head->epoch;
     ldr_peers_land(c->server->peers, row->length);
     node->store.now_ds = (uint32_t)(ldr_now_ns(node->clock) / 100000000u);
     c->peer->n.wrong += good && crc != row->crc;
@@ -624,4 +652,26 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
     }
     return payload == c->frame.payload &&
            ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);
+}
+
+/* ---- MEASURE ---- */
+
+bool ldr_peer_do_measure(ldr_peer_conn_t *c)
+{
+    struct iovec iov[LDR_PAYLOAD_MAX / PIECE];
+    uint32_t want, count = 0;
+
+    if (!ldr_get_number(body_of(c), c->frame.body, &want) ||
+        want > LDR_PAYLOAD_MAX || !dump(c, c->frame.payload)) {
+        return false;
+    }
+    uint8_t *piece = ldr_alloc(PIECE);
+    for (uint64_t left = piece != NULL ? want : 0; left > 0; count++) {
+        iov[count] = (struct iovec){piece, ldr_min64(left, PIECE)};
+        left -= iov[count].iov_len;
+    }
+    bool good =
+        piece != NULL && ldr_peer_reply(c, LARDER_OK, 0, iov, count, want);
+    ldr_free(piece);
+    return good;
 }

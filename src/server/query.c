@@ -241,7 +241,7 @@ static void answer_row(ldr_json_t *j, const ldr_catalog_answer_t *a)
     ldr_json_number(j, "block_size", a->source.block_tokens);
     ldr_json_number(j, "chunk_tokens", size);
     ldr_json_begin(j, "blocks", '{');
-    for (unsigned m = 0; m < LDR_MEDIA; m++) {
+    for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
         ldr_json_number(j, ldr_medium_names[m], a->blocks[m]);
     }
     ldr_json_number(j, "any", a->any);

@@ -9,6 +9,19 @@
 #include "server/query.h"
 #include "server/server_int.h"
 
+/* As given; else the member's name, or the host's. */
+static void node_name(const ldr_server_t *server, const char *given,
+                      char name[LDR_EVENTS_NODE])
+{
+    const char *member = server->config->options.member_name;
+
+    snprintf(name, LDR_EVENTS_NODE, "%s", given[0] != '\0' ? given : member);
+    if (name[0] == '\0' && gethostname(name, LDR_EVENTS_NODE - 1) == 0) {
+        name[LDR_EVENTS_NODE - 1] = '\0';
+        name[strcspn(name, ".")] = '\0';
+    }
+}
+
 larder_status_t ldr_routing_tenant(void *arg, const char *authorization,
                                    bool here, uint32_t *tenant_p)
 {
@@ -20,12 +33,9 @@ larder_status_t ldr_routing_answer(void *arg, uint32_t tenant, const char *body,
                                    size_t *length_p)
 {
     ldr_server_t *server = arg;
-    char name[256] = "";
+    char name[LDR_EVENTS_NODE];
 
-    snprintf(name, sizeof(name), "%s", server->config->options.member_name);
-    if (name[0] == '\0' && gethostname(name, sizeof(name) - 1) == 0) {
-        name[strcspn(name, ".")] = '\0';
-    }
+    node_name(server, "", name);
     return ldr_query_answer(server->catalog, name, tenant, body, bytes, text_p,
                             length_p);
 }
@@ -45,6 +55,8 @@ static larder_status_t events_open(ldr_server_t *server)
         .key = o->events_key,
         .clients = o->events_clients,
         .log = server->log,
+        .topics = o->events_topics,
+        .owned = o->events_ownership == LDR_EVENTS_OWNERSHIP_ON,
     };
 
     if (tenant == NULL) {
@@ -53,6 +65,7 @@ static larder_status_t events_open(ldr_server_t *server)
                         o->events_tenant);
     }
     params.tenant = tenant->number;
+    node_name(server, o->events_node, params.node);
     return ldr_events_open(&params, &server->events);
 }
 
@@ -69,6 +82,7 @@ larder_status_t ldr_routing_open(ldr_server_t *server)
         return ldr_fail(LARDER_E_NO_MEMORY,
                         "not enough memory for descriptions");
     }
+    server->metrics->catalog = server->catalog;
     return o->events[0] != '\0' ? events_open(server) : LARDER_OK;
 }
 

@@ -1,8 +1,6 @@
 /*
- * The daemon: its loops, its start and its end. The main thread starts and ends
- * everything here; a loop's hooks run in that loop's thread, and only they
- * touch its sessions. revoke_lock guards the ring of extents that sessions must
- * give back, config_lock the configuration, which a reload replaces.
+ * The daemon: its start and its end, by the main thread. config_lock guards the
+ * configuration, which a reload replaces. Its loops: loops.c.
  */
 #include "server/server.h"
 
@@ -18,7 +16,6 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "cluster/cluster.h"
-#include "node/promise.h"
 #include "server/routing.h"
 #include "server/session.h"
 #include "server/monitor.h"
@@ -26,171 +23,11 @@
 #include "store/disk.h"
 
 #define DRAIN_LOOK_NS 5000000u
-#define CHECK_NS 50000000u  /* between looks at all sessions of a loop */
 #define JOBS_NS 1000000000u /* that jobs have at least, at the end */
 /* A session has a socket, a pidfd and a bell; a quarter as many connections, by
  * either way, are not authenticated yet. */
 #define SESSION_FILES 4u
 #define FILES_BESIDE 256u /* for all that is no session */
-
-/* ---- the loops ---- */
-
-static ldr_server_loop_t *home_of(ldr_loop_t *loop)
-{
-    return (ldr_server_loop_t *)loop;
-}
-
-static ldr_loop_found_t hook_poll(ldr_loop_t *loop)
-{
-    ldr_server_loop_t *home = home_of(loop);
-    bool waits = ldr_turns_run(home);
-    ldr_loop_found_t found = ldr_rings_poll(home);
-
-    return waits ? LDR_LOOP_BUSY : found;
-}
-
-static bool hook_sleep(ldr_loop_t *loop)
-{
-    return ldr_rings_sleep(home_of(loop));
-}
-
-static uint64_t hook_tick(ldr_loop_t *loop, uint64_t now_ns)
-{
-    ldr_server_loop_t *home = home_of(loop);
-    ldr_session_t *next;
-
-    if (LDR_DEBUG && now_ns >= home->check_ns) {
-        home->check_ns = now_ns + CHECK_NS;
-        LDR_ASSERT(ldr_sessions_check(home));
-    }
-    if (now_ns < home->due_ns) {
-        return home->due_ns;
-    }
-    home->due_ns = UINT64_MAX;
-    for (ldr_session_t *s = home->sessions; s != NULL; s = next) {
-        next = s->next;
-        ldr_server_due(home, ldr_session_tick(s, now_ns));
-    }
-    ldr_server_due(home, ldr_listen_tick(home, now_ns));
-    ldr_server_due(home, ldr_promise_expire(home->server->node));
-    return home->due_ns;
-}
-
-static const ldr_loop_hooks_t hooks = {hook_poll, hook_sleep, hook_tick};
-
-/* Extents that the node wants back, or the end of all sessions. */
-static void sessions_look(ldr_task_t *task)
-{
-    ldr_server_loop_t *home =
-        (ldr_server_loop_t *)((char *)task - offsetof(ldr_server_loop_t, look));
-    ldr_server_t *server = home->server;
-
-    for (;;) {
-        uint32_t extent = 0, generation = 0;
-
-        ldr_mutex_lock(&server->revoke_lock);
-        uint64_t count = server->revoke_count;
-        bool missed = count - home->revoke_seen > LDR_REVOKES;
-        if (missed) {
-            home->revoke_seen = count;
-        }
-        bool any = home->revoke_seen < count;
-        if (any) {
-            uint64_t at = home->revoke_seen++ % LDR_REVOKES;
-
-            extent = server->revokes[at].extent;
-            generation = server->revokes[at].generation;
-        }
-        ldr_mutex_unlock(&server->revoke_lock);
-        if (!any && !missed) {
-            break;
-        }
-        ldr_session_t *next;
-        for (ldr_session_t *s = home->sessions; s != NULL; s = next) {
-            next = s->next;
-            if (missed) { /* which ones is not known any more: all */
-                ldr_session_revoke_all(s);
-            } else {
-                ldr_session_revoke(s, extent, generation);
-            }
-        }
-    }
-    while (__atomic_load_n(&home->drop, __ATOMIC_ACQUIRE) &&
-           home->sessions != NULL) {
-        ldr_session_drop(home->sessions);
-    }
-}
-
-/* With the node's lock; the server may not know the node yet. */
-static void on_revoke(void *arg, uint32_t extent, uint32_t generation)
-{
-    ldr_server_t *server = arg;
-
-    ldr_mutex_lock(&server->revoke_lock);
-    uint64_t at = server->revoke_count++ % LDR_REVOKES;
-    server->revokes[at].extent = extent;
-    server->revokes[at].generation = generation;
-    ldr_mutex_unlock(&server->revoke_lock);
-    ldr_metrics_event(server->metrics, LDR_EVENT_EXTENTS_RECLAIMED, 1);
-    for (unsigned i = 0; i < server->loop_count; i++) {
-        ldr_loop_post(&server->loops[i].loop, &server->loops[i].look);
-    }
-}
-
-/* One loop is as fast as one core sends and receives; where there are many
- * cores, connections shall not have to share one. */
-static unsigned loops_wanted(const ldr_server_t *server)
-{
-    uint64_t given = server->config->options.loops;
-
-    return (unsigned)(given > 0 ? given
-                                : ldr_max64(1, ldr_min64(4, ldr_cpus() / 4)));
-}
-
-static larder_status_t loops_open(ldr_server_t *server)
-{
-    unsigned count = loops_wanted(server);
-    uint64_t spin_ns = server->config->options.spin_us * 1000u;
-
-    server->loops = ldr_alloc(count * sizeof(*server->loops));
-    if (server->loops == NULL) {
-        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
-    }
-    for (unsigned i = 0; i < count; i++) {
-        ldr_server_loop_t *home = &server->loops[i];
-        larder_status_t st =
-            ldr_loop_init(&home->loop, server, &hooks, server->clock, spin_ns);
-
-        if (st != LARDER_OK) {
-            return st;
-        }
-        server->loop_count++;
-        home->server = server;
-        home->due_ns = UINT64_MAX;
-        home->look.run = sessions_look;
-        home->reply = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
-        home->in = ldr_alloc(LDR_FRAME_BYTES + LDR_BODY_MAX);
-        home->dump = ldr_alloc(LDR_DUMP_BYTES);
-        home->shares =
-            ldr_alloc((LDR_SERVER_TENANTS_MAX + 1) * sizeof(ldr_share_t));
-        if (home->reply == NULL || home->in == NULL || home->dump == NULL ||
-            home->shares == NULL) {
-            return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for loops");
-        }
-    }
-    return LARDER_OK;
-}
-
-static larder_status_t loops_start(ldr_server_t *server)
-{
-    for (unsigned i = 0; i < server->loop_count; i++) {
-        if (!ldr_loop_start(&server->loops[i].loop, "larder-loop")) {
-            return ldr_fail(LARDER_E_NO_MEMORY,
-                            "event loop %u cannot be started", i);
-        }
-    }
-    return LARDER_OK;
-}
 
 /* ---- what admin HTTP shows ---- */
 
@@ -356,7 +193,7 @@ static larder_status_t node_open(ldr_server_t *server)
     ldr_node_env_t env = {
         .log = server->log,
         .clock = server->clock,
-        .revoke = on_revoke,
+        .revoke = ldr_server_revoke,
         .revoke_arg = server,
         .tenants = tenants,
         .tenant_count = config->tenant_count,
@@ -454,7 +291,7 @@ static larder_status_t open_parts(ldr_server_t *server)
         st = trace_open(server);
     }
     if (st == LARDER_OK) {
-        st = loops_open(server);
+        st = ldr_server_loops_open(server);
     }
     if (st == LARDER_OK) {
         st = cluster_open(server);
@@ -482,7 +319,7 @@ static larder_status_t open_parts(ldr_server_t *server)
     if (st == LARDER_OK) {
         st = admin_open(server);
     }
-    return st == LARDER_OK ? loops_start(server) : st;
+    return st == LARDER_OK ? ldr_server_loops_start(server) : st;
 }
 
 /* What can be seen to be wrong before the daemon that runs is asked to end:
@@ -687,19 +524,6 @@ static void drain(ldr_server_t *server, uint64_t deadline_ns)
     }
 }
 
-static void loops_close(ldr_server_t *server)
-{
-    for (unsigned i = 0; i < server->loop_count; i++) {
-        ldr_server_loop_t *home = &server->loops[i];
-
-        if (home->loop.started) {
-            __atomic_store_n(&home->drop, true, __ATOMIC_RELEASE);
-            ldr_loop_post(&home->loop, &home->look);
-            ldr_loop_stop(&home->loop);
-        }
-    }
-}
-
 static void free_all(ldr_server_t *server)
 {
     ldr_ports_close(server);
@@ -762,7 +586,7 @@ larder_status_t ldr_server_close(ldr_server_t *server)
                                         ldr_server_now(server) + JOBS_NS));
     ldr_admin_close(server->admin);
     ldr_monitor_close(server->monitor);
-    loops_close(server);
+    ldr_server_loops_close(server);
     ldr_trace_close(server->trace);
     if (leaves) {
         ldr_cluster_hand_on(server, deadline_ns - drain_ns / 8);

@@ -285,6 +285,16 @@ void ldr_listen_judge(ldr_server_t *server);
 void ldr_listen_stop(ldr_server_t *server);
 uint64_t ldr_listen_tick(ldr_server_loop_t *home, uint64_t now_ns);
 
+/* The loops (loops.c). Open makes as many as the options say, start begins
+ * their threads, close ends their sessions and joins them; what was not made or
+ * begun is left out. */
+larder_status_t ldr_server_loops_open(ldr_server_t *server);
+larder_status_t ldr_server_loops_start(ldr_server_t *server);
+void ldr_server_loops_close(ldr_server_t *server);
+/* The node wants an extent back: every session that has it mapped is asked.
+ * With the node's lock; the server may not know the node yet. */
+void ldr_server_revoke(void *arg, uint32_t extent, uint32_t generation);
+
 /* Verbs about the cluster (cluster.c): whether this is one; what came of it in
  * *st_p, with a text. Waits for nobody. */
 bool ldr_cluster_verb(ldr_server_t *server, const char *verb, char *text,

@@ -427,7 +427,7 @@ static larder_status_t tell_promiser(ldr_request_t *r,
 
     if (m->member[0] == '\0' ||
         (peers != NULL && strcmp(m->member, peers->self.name) == 0)) {
-        return ldr_promise_tell(node, r->tenant->number, &m->token, what);
+        return ldr_promise_tell(node, r->space, &m->token, what);
     }
     if (peers == NULL) {
         return ldr_fail(LARDER_E_INVALID,

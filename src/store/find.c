@@ -57,6 +57,36 @@ uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
     return entry;
 }
 
+void ldr_store_prefetch(const ldr_store_t *s, const ldr_name_t *names,
+                        uint32_t count, uint32_t *chunks)
+{
+    /* Each step needs what the one before it asked for. */
+    for (uint32_t i = 0; i < count; i++) {
+        ldr_index_prefetch_bucket(&s->index, names[i].fingerprint);
+        __builtin_prefetch(&s->ghosts[names[i].fingerprint & (LDR_GHOSTS - 1)]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        chunks[i] = ldr_index_first(&s->index, names[i].fingerprint);
+        if (chunks[i] != LDR_NIL) {
+            __builtin_prefetch(ldr_index_at(&s->index, chunks[i]));
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        chunks[i] = chunks[i] != LDR_NIL
+                        ? ldr_index_at(&s->index, chunks[i])->resident
+                        : LDR_NIL;
+        if (chunks[i] != LDR_NIL) {
+            __builtin_prefetch(&s->chunks[chunks[i]].key);
+            __builtin_prefetch(&s->chunks[chunks[i]].shards);
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (chunks[i] != LDR_NIL && s->chunks[chunks[i]].shards != LDR_NIL) {
+            __builtin_prefetch(&s->shards[s->chunks[chunks[i]].shards]);
+        }
+    }
+}
+
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,
                             uint32_t number)
 {

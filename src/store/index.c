@@ -270,6 +270,16 @@ uint32_t ldr_index_find(const ldr_index_t *ix, uint64_t fingerprint,
     return i;
 }
 
+void ldr_index_prefetch_bucket(const ldr_index_t *ix, uint64_t fingerprint)
+{
+    __builtin_prefetch(&ix->buckets[bucket_of(ix, fingerprint)]);
+}
+
+uint32_t ldr_index_first(const ldr_index_t *ix, uint64_t fingerprint)
+{
+    return ix->buckets[bucket_of(ix, fingerprint)];
+}
+
 /* A free entry for a child of this one, or LDR_NIL. *run_p: how many there are
  * for it and those that will follow it; beyond entry_top they become holes. */
 static uint32_t entry_pick(ldr_index_t *ix, uint32_t parent, uint32_t *run_p)

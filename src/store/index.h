@@ -82,7 +82,7 @@ typedef struct ldr_entry {
     uint16_t space;       /* the node's number for it */
     uint8_t group;
     uint8_t shards; /* how many the space says there are; 0: unused */
-    uint32_t set;         /* of runs, that it is placed by: ldr_run_set() */
+    uint32_t set;   /* of runs, that it is placed by: ldr_run_set() */
 } ldr_entry_t;
 
 _Static_assert(sizeof(ldr_entry_t) == 56, "part of the memory promise");
@@ -134,6 +134,11 @@ static inline uint64_t ldr_index_fingerprint(const ldr_index_t *ix,
  * before, whose successor is tried first; LDR_NIL if there is none. */
 uint32_t ldr_index_find(const ldr_index_t *ix, uint64_t fingerprint,
                         uint32_t space, uint32_t group, uint32_t after);
+
+/* For lookups of many: reads the bucket ahead; and then the first entry of it,
+ * which is mostly the one, or LDR_NIL. */
+void ldr_index_prefetch_bucket(const ldr_index_t *ix, uint64_t fingerprint);
+uint32_t ldr_index_first(const ldr_index_t *ix, uint64_t fingerprint);
 
 /*
  * Adds an entry with this name, which must not be there, and no location.

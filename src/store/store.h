@@ -61,15 +61,15 @@ typedef struct ldr_shard {
     uint32_t crc;
     uint8_t number; /* which shard of the chunk */
     uint8_t state;
-    uint8_t checked;      /* the bytes in DRAM have matched crc */
-    uint8_t queued;       /* bits: the queues it is in */
-    uint8_t turns;        /* bits: its turn in each (behind.h) */
-    uint8_t tier;         /* while reading or filling: from which */
-    uint8_t given : 1;    /* another member has it, or was told of it */
-    uint8_t told : 1;     /* its owners were told that it is kept here */
-    uint8_t kept : 1;     /* the member that brought it keeps it as well */
-    uint8_t admitted : 1; /* ldr_store_admit() let it in */
-    uint8_t refused;      /* not to be written down, until it is used again */
+    uint8_t checked;       /* the bytes in DRAM have matched crc */
+    uint8_t queued;        /* bits: the queues it is in */
+    uint8_t turns;         /* bits: its turn in each (behind.h) */
+    uint8_t tier;          /* while reading or filling: from which */
+    uint8_t given : 1;     /* another member has it, or was told of it */
+    uint8_t announced : 1; /* its owners were told that it is kept here */
+    uint8_t kept : 1;      /* the member that brought it keeps it as well */
+    uint8_t admitted : 1;  /* ldr_store_admit() let it in */
+    uint8_t refused;       /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
     uint32_t fetch_next; /* while reading: the next that waits for that tier */
     uint64_t fetch_seq;  /* ... and the order of those that wait */
@@ -128,6 +128,7 @@ typedef struct ldr_chunk {
     X(handoff_failed, "promised chunks that did not come")                     \
     X(handoff_unheld, "promised chunks not held: a quarter of dram is")        \
     X(handoffs_expired, "hand-off leases that nobody renewed")                 \
+    X(handoffs_late, "renewals of leases that had ended, or never were")       \
     X(removes, "shards removed")                                               \
     X(resets, "spaces reset")
 
@@ -413,6 +414,12 @@ static inline ldr_name_t ldr_store_name(const ldr_store_t *s, uint32_t space,
  */
 uint32_t ldr_store_find(ldr_store_t *s, const ldr_name_t *name, uint32_t after,
                         uint32_t now_s, larder_cause_t *cause_p);
+
+/* These will be looked for next, in this hold of the lock: reads ahead what a
+ * lookup of them touches, all of them at once. chunks[i]: the chunk in DRAM
+ * that it will find, probably; LDR_NIL: none. */
+void ldr_store_prefetch(const ldr_store_t *s, const ldr_name_t *names,
+                        uint32_t count, uint32_t *chunks);
 
 /* The shard in DRAM in whatever state, or LDR_NIL. */
 uint32_t ldr_store_resident(const ldr_store_t *s, uint32_t entry,

@@ -16,9 +16,12 @@
  *               promised chunk which the other waits for has come, or failed
  *   PEER_HOME   which members' disks have chunks that the other owns; only to a
  *               member that says LDR_MEET_HOMES
+ *   PEER_MEASURE  any bytes, which nobody keeps, and as many back as its number
+ *               says: how fast a link is. In place of the first MEET, on a
+ *               connection of its own
  *
- * ASK, GET, PUT and HOME carry the space's epoch as the sender knows it. Where the
- * two differ nothing is done (LARDER_E_STALE): they meet again first.
+ * ASK, GET, PUT and HOME carry the space's epoch as the sender knows it. Where
+ * the two differ nothing is done (LARDER_E_STALE): they meet again first.
  */
 #pragma once
 
@@ -105,9 +108,9 @@ typedef struct ldr_peer_head {
  * says so once (LDR_PEER_CLOSED) when the last such chunk of the ask has come
  * or failed; only who asked with LDR_ASK_PROMISED is told so. In the upper
  * bits, from 1 on, which of `others` it should be fetched from instead. Only
- * who asked with LDR_ASK_OTHERS is told so. Who asked with LDR_ASK_HOMES is told
- * LDR_FOUND_AT of what the member lacks itself: that one of `others` should
- * have the chunk, and is to be asked. */
+ * who asked with LDR_ASK_OTHERS is told so. Who asked with LDR_ASK_HOMES is
+ * told LDR_FOUND_AT of what the member lacks itself: that one of `others`
+ * should have the chunk, and is to be asked. */
 #define LDR_FOUND_BITS 26u
 #define LDR_FOUND_LENGTH ((1u << LDR_FOUND_BITS) - 1)
 #define LDR_OTHERS_MAX ((1u << (32 - LDR_FOUND_BITS)) - 1)
@@ -130,15 +133,19 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
 typedef struct ldr_peer_name {
     larder_key_t key;
     uint16_t group, shard;
-    /* GET: bytes that the asker has for it. ASK: milliseconds for which it is
-     * to stay, 0: the asker does not mean to fetch it; and LDR_ASK_*. */
+    /* GET: bytes that the asker has for it; and LDR_GET_CHECK. ASK:
+     * milliseconds for which it is to stay, 0: the asker does not mean to fetch
+     * it; and LDR_ASK_*. */
     uint32_t room;
 } ldr_peer_name_t;
 
 #define LDR_ASK_OTHERS (1u << 31)   /* the asker knows what others are */
 #define LDR_ASK_PROMISED (1u << 30) /* ... and waits for what is promised */
-#define LDR_ASK_HOMES (1u << 29) /* ... knows what LDR_FOUND_AT is */
+#define LDR_ASK_HOMES (1u << 29)    /* ... knows what LDR_FOUND_AT is */
 #define LDR_ASK_MS (LDR_ASK_HOMES - 1)
+
+/* It came wrong: its holder is to look at it before it sends it again. */
+#define LDR_GET_CHECK (1u << 31)
 
 #define LDR_PEER_NAME_BYTES 40u
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row);

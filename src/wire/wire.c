@@ -73,13 +73,14 @@ void ldr_frame_put(uint8_t *at, const ldr_frame_t *frame, bool seal)
     ldr_put32(at + FRAME_CRC_AT, seal ? frame_crc(at, frame->body) : 0);
 }
 
-/* Only a PUT and the reply to a GET have a payload. */
+/* Only a PUT, the reply to a GET, and what is only measured have a payload. */
 static bool payload_allowed(const ldr_frame_t *f)
 {
     bool reply = (f->flags & LDR_FRAME_REPLY) != 0;
 
     return f->opcode == (reply ? LDR_OP_GET : LDR_OP_PUT) ||
-           f->opcode == (reply ? LDR_OP_PEER_GET : LDR_OP_PEER_PUT);
+           f->opcode == (reply ? LDR_OP_PEER_GET : LDR_OP_PEER_PUT) ||
+           f->opcode == LDR_OP_PEER_MEASURE;
 }
 
 ldr_frame_verdict_t ldr_frame_get(const uint8_t *at, uint32_t body_max,

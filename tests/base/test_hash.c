@@ -217,6 +217,50 @@ static void test_chain_runs(void **s)
     free(keys);
 }
 
+/* What SGLang 0.5.23 computes: get_hash_str([1, 2, 3, 4], page_size=2) gives
+ * these. Chunks of any number of pages end with the same hashes, a chain goes
+ * on after any key, and extra bytes change all that comes after them. */
+static void test_chain_pages(void **s)
+{
+    enum { PAGES = 24 };
+    static const uint32_t four[] = {1, 2, 3, 4};
+    static const uint8_t first[] = {0x34, 0xfb, 0x5c, 0x82};
+    uint32_t tokens[PAGES * 4];
+    larder_key_t pages[PAGES], keys[PAGES], other[PAGES];
+    larder_extra_t extra[PAGES / 3] = {{0}};
+
+    (void)s;
+    assert_true(ldr_chain_pages(NULL, four, 2, 2, NULL, keys, 2));
+    assert_memory_equal(keys[0].hash, first, sizeof(first));
+    ldr_piece_t second[] = {{keys[0].hash, 32}, {"\3\0\0\0\4\0\0\0", 8}};
+    assert_true(ldr_sha256(second, 2, other[0].hash));
+    assert_memory_equal(keys[1].hash, other[0].hash, 32);
+
+    fill(tokens, sizeof(tokens));
+    assert_true(ldr_chain_pages(NULL, tokens, 4, 4, NULL, pages, PAGES));
+    for (uint32_t n = 1; n <= PAGES; n++) {
+        size_t count = PAGES / n;
+        assert_true(ldr_chain_pages(NULL, tokens, 4 * n, 4, NULL, keys, count));
+        for (size_t i = 0; i < count; i++) {
+            assert_memory_equal(&keys[i], &pages[(i + 1) * n - 1], 32);
+        }
+        assert_true(ldr_chain_pages(keys[0].hash, tokens + (size_t)4 * n, 4 * n,
+                                    4, NULL, other, count - 1));
+        assert_memory_equal(other, keys + 1, (count - 1) * sizeof(keys[0]));
+    }
+    assert_true(ldr_chain_pages(NULL, tokens, 12, 4, NULL, keys, PAGES / 3));
+    for (size_t at = 0; at < PAGES / 3; at++) {
+        extra[at] = (larder_extra_t){"x", 1};
+        assert_true(
+            ldr_chain_pages(NULL, tokens, 12, 4, extra, other, PAGES / 3));
+        extra[at] = (larder_extra_t){0};
+        for (size_t i = 0; i < PAGES / 3; i++) {
+            bool same = memcmp(&keys[i], &other[i], sizeof(keys[i])) == 0;
+            assert_int_equal(same, i < at);
+        }
+    }
+}
+
 /* Each key names its own tokens and all before, and nothing after. */
 static void test_chain_prefix(void **s)
 {
@@ -283,6 +327,7 @@ int main(void)
         cmocka_unit_test(test_hmac_random),
         cmocka_unit_test(test_chain_definition),
         cmocka_unit_test(test_chain_runs),
+        cmocka_unit_test(test_chain_pages),
         cmocka_unit_test(test_chain_prefix),
         cmocka_unit_test(test_chain_separation),
     };

@@ -55,9 +55,7 @@ static larder_move_t move_of(const prompt_t *p, const e_rank_t *e,
                              larder_table_t *tables, uint32_t begin,
                              uint32_t end)
 {
-    for (uint32_t g = 0; g < e->model->group_count; g++) {
-        tables[g] = e_table(e, g);
-    }
+    e_tables(e, tables);
     return (larder_move_t){.struct_bytes = sizeof(larder_move_t),
                            .keys = p->keys,
                            .tables = tables,
@@ -73,7 +71,7 @@ static void save_all(const prompt_t *p, const e_shape_t *s, ldr_rand_t *r,
                      uint32_t begin, uint32_t end, bool rooms)
 {
     for (uint32_t rank = 0; rank < s->tp * s->pp; rank++) {
-        larder_table_t tables[E_GROUPS];
+        larder_table_t tables[E_TABLES];
         larder_rooms_t *room = NULL;
         e_rank_t e;
 
@@ -112,7 +110,7 @@ static void load_all(const prompt_t *p, const e_shape_t *s, ldr_rand_t *r,
 
     for (uint32_t rank = 0; rank < s->tp * s->pp; rank++) {
         larder_match_t match = {.struct_bytes = sizeof(match)};
-        larder_table_t tables[E_GROUPS];
+        larder_table_t tables[E_TABLES];
         larder_lease_t *lease = NULL;
         e_rank_t e;
 
@@ -317,7 +315,7 @@ static void test_flipped(void **state)
 {
     e_shape_t tp2 = {.tp = 2, .pp = 1, .block = {16}, .token_outer = true};
     e_shape_t one = {.tp = 1, .pp = 1, .block = {32}};
-    larder_table_t tables[E_GROUPS];
+    larder_table_t tables[E_TABLES];
     fix_t *f = *state;
     ldr_rand_t r;
     e_model_t m;
@@ -347,7 +345,7 @@ static void test_flipped(void **state)
 static void test_refused(void **state)
 {
     e_shape_t one = {.tp = 1, .pp = 1, .block = {16}};
-    larder_table_t tables[E_GROUPS];
+    larder_table_t tables[E_TABLES];
     larder_match_t match = {.struct_bytes = sizeof(match)};
     fix_t *f = *state;
     ldr_rand_t r;

@@ -3,6 +3,8 @@
 
 #include <sys/stat.h>
 
+#include "base/hash.h"
+
 #define NODE "dram=8M&ssd=64M"
 
 enum { TOKENS = 40, CHUNK = 4, CHUNKS = TOKENS / CHUNK };
@@ -448,6 +450,56 @@ static void test_chain_runs(void **state)
     }
 }
 
+/* A space with page_tokens names chunks by SGLang's page hashes, which no
+ * space's secret is in; a salt, and what follows a key, as elsewhere. */
+static void test_chain_pages(void **state)
+{
+    enum { PAGES = 4 * CHUNKS };
+    fix_t *f = fix(state);
+    uint32_t tokens[8 * PAGES] = {7, 8, 9};
+    larder_key_t pages[PAGES], keys[CHUNKS], salted[CHUNKS];
+    larder_space_params_t p = {
+        .field_mask = LARDER_SPACE_CHUNK_TOKENS | LARDER_SPACE_CHUNK_BYTES |
+                      LARDER_SPACE_PAGE_TOKENS,
+        .descriptor = "pages",
+        .descriptor_bytes = 5,
+        .chunk_tokens = 32,
+        .chunk_bytes = 4096,
+        .page_tokens = 8,
+    };
+    larder_chain_params_t salt = {
+        .field_mask = LARDER_CHAIN_SALT, .salt = "a", .salt_bytes = 1};
+    larder_chain_params_t after = {.field_mask = LARDER_CHAIN_PARENT};
+    larder_space_t *space = NULL;
+    size_t n;
+
+    fix_open_dram(f, "dram=8M");
+    assert_true(ldr_chain_pages(NULL, tokens, 8, 8, NULL, pages, PAGES));
+    assert_status(larder_space_open(f->lar, &p, &space), LARDER_OK);
+    assert_status(
+        larder_chain(space, tokens, 8 * PAGES, NULL, keys, CHUNKS, &n),
+        LARDER_OK);
+    assert_int_equal(n, CHUNKS);
+    assert_status(
+        larder_chain(space, tokens, 8 * PAGES, &salt, salted, CHUNKS, &n),
+        LARDER_OK);
+    for (size_t i = 0; i < CHUNKS; i++) {
+        assert_memory_equal(&keys[i], &pages[4 * i + 3], sizeof(keys[i]));
+        assert_true(memcmp(&keys[i], &salted[i], sizeof(keys[i])) != 0);
+    }
+    after.parent = &keys[0];
+    assert_status(larder_chain(space, tokens + 32, 8 * PAGES - 32, &after,
+                               salted, CHUNKS, &n),
+                  LARDER_OK);
+    assert_memory_equal(salted, keys + 1, (CHUNKS - 1) * sizeof(keys[0]));
+    larder_space_close(&space);
+
+    p.page_tokens = 5;
+    assert_status(larder_space_open(f->lar, &p, &space), LARDER_E_INVALID);
+    p.page_tokens = 64;
+    assert_status(larder_space_open(f->lar, &p, &space), LARDER_E_INVALID);
+}
+
 static void test_chain_salt_extra(void **state)
 {
     fix_t *f = fix(state);
@@ -580,6 +632,7 @@ int main(void)
         BOTH(test_reset_reaches_all),
         ONE(test_chain, "plain"),
         ONE(test_chain_runs, "plain"),
+        ONE(test_chain_pages, "plain"),
         ONE(test_chain_salt_extra, "plain"),
         ONE(test_chain_misuse, "plain"),
         BOTH(test_match),

@@ -59,6 +59,15 @@ def larder(binary, tmp_path):
 
 
 @pytest.fixture
+def serve_options(larder):
+    """What `larder serve` knows: {name: default}."""
+    known = {o["name"]: o["default"]
+             for o in larder.json("options", "--serve")}
+    assert "dram" in known and "socket" in known
+    return dict(known, dir="")
+
+
+@pytest.fixture
 def folder(tmp_path):
     return tmp_path / "kv"
 

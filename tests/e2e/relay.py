@@ -3,9 +3,11 @@ netem. Run as a program, in the namespace that all links end in.
 
     relay.py NAME=LISTEN_HOST:PORT=TO_HOST:PORT ...
 
-Lines on its standard input: `delay NAME MS` (0: none), `stall NAME`,
-`go NAME`. NAME is whom the connections go to. Bytes keep their order; of each
-direction at most 4 MiB wait here, then the sender has to.
+Lines on its standard input: `delay NAME MS` (0: none), `rate NAME BYTES` (a
+second, 0: no bound), `most NAME BYTES` (of a connection in each direction, then
+it stalls; 0: no bound), `stall NAME`, `go NAME`. NAME is whom the connections
+go to. Bytes keep their order; of each direction at most 4 MiB wait here, then
+the sender has to.
 """
 import asyncio
 import sys
@@ -18,6 +20,8 @@ WAITING = 4 << 20
 class Link:
     def __init__(self):
         self.delay_s = 0.0
+        self.rate = 0.0
+        self.most = 0
         self.going = asyncio.Event()
         self.going.set()
 
@@ -34,6 +38,7 @@ async def _take(reader, queue, link, room):
 
 
 async def _give(writer, queue, link, room):
+    given = 0
     while True:
         due, data = await queue.get()
         room.set()
@@ -45,8 +50,13 @@ async def _give(writer, queue, link, room):
         if not data:
             writer.close()
             return
+        given += len(data)
+        if 0 < link.most < given:
+            await asyncio.Event().wait()
         writer.write(data)
         await writer.drain()
+        if link.rate > 0:
+            await asyncio.sleep(len(data) / link.rate)
 
 
 async def _carry(reader, writer, link):
@@ -91,6 +101,10 @@ def _order(line, links):
     link = links[words[1]]
     if words[0] == "delay":
         link.delay_s = float(words[2]) / 1000
+    elif words[0] == "rate":
+        link.rate = float(words[2])
+    elif words[0] == "most":
+        link.most = int(words[2])
     elif words[0] == "stall":
         link.going.clear()
     elif words[0] == "go":

@@ -39,6 +39,8 @@ def prompt(name, chunks, parts=1):
 class Engine:
     """One space, and one name for its blocks."""
 
+    group_idx = 5
+
     def __init__(self, url, pod="pod-a", model="m", seed=b"", hash_bytes=8,
                  **more):
         self.node = capi.Node(url, **more)
@@ -76,7 +78,8 @@ class Engine:
         hashes = self.hashes(tokens)
         numbers = 1 if self.hash_bytes == 8 else 0
         params = DescribeParams(7, self.pod.encode(), self.model.encode(),
-                                BLOCK, self.hash_bytes, 0, 0, 5,
+                                BLOCK, self.hash_bytes, 0, 0,
+                                self.group_idx,
                                 b"full_attention", 0, numbers)
         return self.lib.larder_describe(
             self.node.space, keys, first, count,

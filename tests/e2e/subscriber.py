@@ -134,7 +134,8 @@ def _unpack(data, at):
 class Index:
     """What a router believes of one topic, from its events alone."""
 
-    def __init__(self):
+    def __init__(self, topic):
+        self.locality = "REMOTE" if topic.startswith("kv@pool:") else "LOCAL"
         self.next = None  # the number of the next message; None: any
         self.blocks = {}  # hash: media
         self.parents, self.tokens = {}, {}
@@ -161,7 +162,7 @@ class Index:
             self.cleared += 1
             self.blocks.clear()
             return
-        assert event["locality"] == "LOCAL"
+        assert event["locality"] == self.locality
         medium, hashes = event["medium"], event["block_hashes"]
         assert hashes and len(set(hashes)) == len(hashes)
         if event["type"] == "BlockRemoved":
@@ -213,7 +214,7 @@ class Router:
             self.dealer.close()
 
     def index(self, topic):
-        return self.indexes.setdefault(topic, Index())
+        return self.indexes.setdefault(topic, Index(topic))
 
     def read(self, wait_ms=50):
         """All that has come. Gives the number of messages."""
@@ -248,17 +249,18 @@ class Router:
     def _reset(self, topic, wait_ms):
         self.resets += 1
         assert self.ask(topic, END, wait_ms) == []
-        self.indexes[topic] = Index()
+        self.indexes[topic] = Index(topic)
 
     def ask(self, topic, first, wait_ms=2000):
         self.dealer.send(b"", first.to_bytes(8, "big"), topic.encode())
         found = []
         while (parts := self.dealer.receive(wait_ms)) is not None:
-            empty, number, payload = parts
+            empty, named, number, payload = parts
             assert empty == b""
             number = int.from_bytes(number, "big")
             if number == END:
-                assert payload == b""
+                assert named == payload == b""
                 return found
+            assert named == topic.encode()
             found.append((number, payload))
         raise AssertionError("a replay has no end")

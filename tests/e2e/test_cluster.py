@@ -115,7 +115,7 @@ def test_the_writer_keeps_it(serve, tmp_path):
         return daemon.metrics().sum("larder_space_ssd_bytes")
     assert on_disk(first) > 0
     assert on_disk(second) == on_disk(third) == 0
-    known = first.metrics().sum("larder_peer_homes_total", event="told")
+    known = first.metrics().sum("larder_peer_homes_total", event="announced")
     assert 0 < known == (second.value("larder_peer_homes") +
                          third.value("larder_peer_homes"))
     assert first.metrics().sum("larder_peer_shards_total", event="sent") == 0

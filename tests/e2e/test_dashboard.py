@@ -1,5 +1,6 @@
 """The dashboard in a real browser, against a daemon under load. What it looks
 like is left in the build folder, or where $LARDER_SCREENSHOT says."""
+import contextlib
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import urllib.error
 import urllib.request
+from array import array
 
 import pytest
 
@@ -18,6 +20,7 @@ from engine import Load
 
 DESKTOP = (1280, 1480)
 PHONE = (320, 640)
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -380,6 +383,34 @@ def test_members(browser, serve, tmp_path):
         browser.run("document.getElementById('t-members').scrollIntoView()")
         browser.screenshot(str(picture))
     assert not browser.complaints
+
+
+def test_hand_offs(page, daemon, monkeypatch):
+    """A table that is there once there were some."""
+    monkeypatch.setenv("LARDER_LIBRARY",
+                       os.environ["LARDER_BUILD"] + "/lib/liblarder.so")
+    monkeypatch.syspath_prepend(str(ROOT / "python"))
+    from larder_kv import _lib
+
+    assert page.run("document.getElementById('t-handoffs').hidden")
+    with contextlib.ExitStack() as stack:
+        node, rules = _lib.Node(daemon.url()), _lib.Layout(
+            256, [_lib.Group(_lib.RULE_ALL, 16, 0)])
+        space, keys = node.space(b"handed", 1, 256), _lib.Keys()
+        for one in (node, rules, space):
+            stack.callback(one.close)
+        space.chain(array("I", range(3 * 256)), keys)
+        token = os.urandom(16)
+        space.promise(rules, keys.data(0, 3), 3, token, 20000)
+        for what in (_lib.HANDOFF_FAILED, _lib.HANDOFF_OVER,
+                     _lib.HANDOFF_RENEW):
+            space.handoff(token, what, 20000)
+
+    def cells():
+        return page.run("[...document.querySelectorAll('#t-handoffs tbody tr')]"
+                        ".map(r => [...r.children].map(c => c.textContent))")
+    until(lambda: cells() == [
+        ["default", "1", "0", "3", "0", "0\u00a0B", "0", "1"]], text=cells)
 
 
 def test_hostile_names(browser, serve, tmp_path):

@@ -3,7 +3,6 @@ manifests, each held to the program and to what it is written for. Where a tool
 is missing the test is skipped, and says what is."""
 import ctypes
 import os
-import pathlib
 import re
 import shlex
 import shutil
@@ -14,42 +13,17 @@ import subprocess
 import pytest
 import seccomp
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-DEPLOY = ROOT / "deploy"
+from manifests import (CONTAINER, DEPLOY, K8S, ROOT, conf_of, instructions,
+                       k8s_pods, last_stage)
+
 EXPOSURE_MAX = 2.0
-K8S_VERSIONS = ("1.28", "1.37")
-OVERHEAD_MIN = 1 << 30  # of a container's memory beyond its arena
+
 
 def tool(name, package):
     path = shutil.which(name)
     if not path:
         pytest.skip(f"no {name} here: apt-get install {package}")
     return path
-
-
-def bytes_of(text):
-    number, unit = re.fullmatch(r"(\d+)([KMGT]?)i?", text).groups()
-    return int(number) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
-
-
-def conf_of(text):
-    """larder.conf as {name: value}; sections and comments left out."""
-    pairs = {}
-    for line in text.split("\n[", 1)[0].splitlines():
-        line = line.split("#", 1)[0].strip()
-        if line:
-            name, value = (part.strip() for part in line.split("=", 1))
-            pairs[name] = value
-    return pairs
-
-
-@pytest.fixture
-def serve_options(larder):
-    """What `larder serve` knows: {name: default}."""
-    known = {o["name"]: o["default"]
-             for o in larder.json("options", "--serve")}
-    assert "dram" in known and "socket" in known
-    return dict(known, dir="")
 
 
 # ---- systemd ---------------------------------------------------------------
@@ -125,6 +99,17 @@ def test_sysusers(tmp_path):
         assert "larder:" in (tmp_path / "etc" / name).read_text()
     (user,) = unit_values("Service", "User")
     assert lines.splitlines()[-1].split()[1] == user
+
+
+def test_five_hosts():
+    """The systemd example: the list and the options fit each other."""
+    folder = DEPLOY / "systemd/cluster"
+    members = [line for line in (folder / "members").read_text().splitlines()
+               if not line.startswith("#")]
+    assert len(members) == 5
+    assert all(re.fullmatch(r"kv\d=10\.0\.0\.\d:9500/rack\d", m)
+               for m in members)
+    assert "static:/etc/larder/members" in (folder / "larder.conf").read_text()
 
 
 # ---- the configuration -----------------------------------------------------
@@ -217,27 +202,6 @@ def test_under_the_units_filter(binary, larder, tmp_path):
 
 
 # ---- the container ---------------------------------------------------------
-
-CONTAINER = DEPLOY / "container"
-
-
-def instructions():
-    """[(stage, WORD, rest)] with continued lines joined."""
-    text = re.sub(r"^\s*#.*\n", "", (CONTAINER / "Containerfile").read_text(),
-                  flags=re.M)
-    found, stage = [], -1
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.strip():
-            word, rest = line.split(None, 1)
-            stage += word == "FROM"
-            found.append((stage, word, rest.strip()))
-    return found
-
-
-def last_stage():
-    lines = instructions()
-    return {word: rest for stage, word, rest in lines if stage == lines[-1][0]}
-
 
 def test_containerfile():
     final = last_stage()
@@ -359,7 +323,7 @@ def test_image_as_two_pods(image):
             assert as_root_with(image, container["command"], caps) == 0
         assert path.stat().st_uid == uid
     probe = node["containers"][0]["livenessProbe"]["exec"]["command"]
-    conf = yaml_of("config.yaml")[0]["data"]["larder.conf"]
+    conf = (K8S / "base/larder.conf").read_text()
     (image / "etc/larder").mkdir(exist_ok=True)
     (image / "etc/larder/larder.conf").write_text(conf)
     (image / "tmp/f").write_bytes(os.urandom(300000))
@@ -383,239 +347,6 @@ def test_image_as_two_pods(image):
         assert daemon.stop() == 0, daemon.log
     assert (image / "tmp/f").read_bytes() == (image / "tmp/g").read_bytes()
     assert not (image / "tmp/h").exists()
-
-
-# ---- Kubernetes ------------------------------------------------------------
-
-K8S = DEPLOY / "k8s"
-POOL = DEPLOY / "k8s-cluster"
-
-
-def yaml_of(name, folder=K8S):
-    yaml = pytest.importorskip("yaml", reason="no yaml: apt-get install "
-                               "python3-yaml")
-    return list(yaml.safe_load_all((folder / name).read_text()))
-
-
-def manifests():
-    return sorted(p.name for p in K8S.glob("*.yaml")
-                  if p.name != "kustomization.yaml")
-
-
-def k8s_pods():
-    """The pods of node and engine, as their templates have them."""
-    return [yaml_of(name)[0]["spec"]["template"]["spec"]
-            for name in ("daemonset.yaml", "engine.yaml")]
-
-
-def containers(pod):
-    return pod.get("initContainers", []) + pod["containers"]
-
-
-@pytest.fixture(scope="module")
-def schemas():
-    """kubernetes-validate with its schemas, in a place of its own."""
-    done = subprocess.run(
-        [str(ROOT / "scripts/venv"), "build/venv", "tests/requirements.txt"],
-        stderr=subprocess.PIPE, check=False, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"cannot be installed here: {done.stderr.strip()}")
-    return ROOT / "build/venv/bin/kubernetes-validate"
-
-
-@pytest.mark.parametrize("version", K8S_VERSIONS)
-def test_manifests_against_the_schemas(schemas, version):
-    """Strictly: a field that Kubernetes does not know is an error."""
-    paths = [str(p) for p in (*K8S.glob("*.yaml"), *POOL.glob("*.yaml"))
-             if p.name != "kustomization.yaml"]
-    done = subprocess.run(
-        [str(schemas), "--strict", "-k", version, *paths],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        text=True)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed") >= len(paths)
-
-
-def test_the_schemas_can_fail(schemas, tmp_path):
-    wrong = tmp_path / "wrong.yaml"
-    wrong.write_text((K8S / "daemonset.yaml").read_text().replace(
-        "readOnlyRootFilesystem", "readOnlyRootFileSystem"))
-    done = subprocess.run([str(schemas), "--strict", str(wrong)],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          check=False, text=True)
-    assert done.returncode != 0 and "readOnlyRootFileSystem" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def kubectl():
-    places = [ROOT / "build/tools/kubectl", shutil.which("kubectl")]
-    program = next((str(p) for p in places if p and os.path.exists(p)), None)
-    if program is None:
-        pytest.skip("NOT TESTED: there is no kubectl (scripts/install-deps "
-                    "test)")
-    return program
-
-
-@pytest.mark.parametrize("folder", [K8S, POOL], ids=["k8s", "k8s-cluster"])
-def test_rendered(schemas, kubectl, tmp_path, folder):
-    """What `kubectl apply -k` would send: all of it, in the namespace, with a
-    version of the image; and Kubernetes would take it."""
-    yaml = pytest.importorskip("yaml")
-    done = subprocess.run([kubectl, "kustomize", str(folder)], check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True)
-    assert done.returncode == 0, done.stderr
-    (k,) = yaml_of("kustomization.yaml", folder)
-    objects = list(yaml.safe_load_all(done.stdout))
-    assert len(objects) == sum(
-        len([o for o in yaml_of(name, folder) if o]) for name in k["resources"])
-    for one in objects:
-        if one["kind"] != "Namespace":
-            assert one["metadata"]["namespace"] == k["namespace"]
-    tags = {f"{i['name']}:{i['newTag']}" for i in k["images"] if "newTag" in i}
-    used = set(re.findall(r"image: (\S+)", done.stdout))
-    assert tags and tags <= used and all(":" in image for image in used)
-    path = tmp_path / "rendered.yaml"
-    path.write_text(done.stdout)
-    done = subprocess.run([str(schemas), "--strict", "-k", K8S_VERSIONS[-1],
-                           str(path)], stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, check=False, text=True)
-    assert done.returncode == 0, done.stdout
-
-
-def test_kustomization_names_all():
-    (k,) = yaml_of("kustomization.yaml")
-    assert sorted(k["resources"]) == manifests()
-    assert k["namespace"] == yaml_of("namespace.yaml")[0]["metadata"]["name"]
-    images = {c["image"] for pod in k8s_pods() for c in containers(pod)}
-    assert images == {image["name"] for image in k["images"]}
-
-
-def test_pool():
-    """A StatefulSet whose pods are members by their names: what DNS, the
-    service, the options and the probes say of each other fits."""
-    (k,) = yaml_of("kustomization.yaml", POOL)
-    assert sorted(k["resources"]) == sorted(
-        p.name for p in POOL.glob("*.yaml") if p.name != "kustomization.yaml")
-    (service,) = yaml_of("service.yaml", POOL)
-    (pool,) = yaml_of("statefulset.yaml", POOL)
-    (budget,) = yaml_of("poddisruptionbudget.yaml", POOL)
-    (policy,) = yaml_of("networkpolicy.yaml", POOL)
-    (config,) = yaml_of("config.yaml", POOL)
-    name, labels = pool["metadata"]["name"], pool["spec"]["selector"]
-    assert service["spec"]["clusterIP"] == "None"
-    assert service["spec"]["publishNotReadyAddresses"] is True
-    assert pool["spec"]["serviceName"] == service["metadata"]["name"] == name
-    assert labels["matchLabels"] == service["spec"]["selector"]
-    assert labels == budget["spec"]["selector"] == policy["spec"]["podSelector"]
-    assert budget["spec"]["maxUnavailable"] == 1
-    options = dict(re.findall(r"^(\w+) *= *(.*)$",
-                              config["data"]["larder.conf"], re.M))
-    (port,) = service["spec"]["ports"]
-    assert options["cluster"] == (
-        f"dns:_{port['name']}._tcp.{name}.{k['namespace']}"
-        ".svc.cluster.local")
-    assert options["peer_listen"].endswith(f":{port['port']}")
-    pod = pool["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert container["lifecycle"]["preStop"]["exec"]["command"] == [
-        "/usr/bin/larder", "cluster", "drain", options["socket"]]
-    assert (pod["terminationGracePeriodSeconds"]
-            > 2 * int(options["drain_ms"]) / 1000)
-    mounts = {m["mountPath"] for m in container["volumeMounts"]}
-    assert os.path.dirname(options["cluster_secret"]) in mounts
-    for probe in ("startupProbe", "readinessProbe"):
-        assert container[probe]["httpGet"]["path"] == "/readyz"
-
-
-def test_five_hosts():
-    """The systemd example: the list and the options fit each other."""
-    folder = DEPLOY / "systemd/cluster"
-    members = [line for line in (folder / "members").read_text().splitlines()
-               if not line.startswith("#")]
-    assert len(members) == 5
-    assert all(re.fullmatch(r"kv\d=10\.0\.0\.\d:9500/rack\d", m)
-               for m in members)
-    assert "static:/etc/larder/members" in (folder / "larder.conf").read_text()
-
-
-def test_nobody_is_more_than_he_must_be():
-    for pod in k8s_pods():
-        own = pod["securityContext"]
-        assert own["runAsNonRoot"] and own["runAsUser"] > 0
-        assert own["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["automountServiceAccountToken"] is False
-        assert not any(pod.get(k) for k in ("hostNetwork", "hostPID",
-                                            "hostIPC"))
-        for c in containers(pod):
-            s = c["securityContext"]
-            assert s["allowPrivilegeEscalation"] is False
-            assert s["readOnlyRootFilesystem"] is True
-            assert s["capabilities"]["drop"] == ["ALL"]
-            assert not s.get("privileged")
-        for c in pod["containers"]:
-            assert "add" not in c["securityContext"]["capabilities"]
-            assert "runAsUser" not in c["securityContext"]
-
-
-def test_two_uids_and_one_group():
-    node, engine = (pod["securityContext"] for pod in k8s_pods())
-    assert node["runAsUser"] != engine["runAsUser"]
-    assert node["runAsGroup"] != engine["runAsGroup"]
-    assert engine["supplementalGroups"] == [node["runAsGroup"]]
-    user, group = last_stage()["USER"].split(":")
-    assert (int(user), int(group)) == (node["runAsUser"], node["runAsGroup"])
-    conf = conf_of(yaml_of("config.yaml")[0]["data"]["larder.conf"])
-    assert conf["socket_mode"] == "0660"
-
-
-def mount_of(container, volume):
-    return next(m for m in container["volumeMounts"] if m["name"] == volume)
-
-
-def test_both_sides_mean_the_same_socket():
-    node, engine = k8s_pods()
-    conf = conf_of(yaml_of("config.yaml")[0]["data"]["larder.conf"])
-    paths = {v["name"]: v["hostPath"]["path"] for pod in (node, engine)
-             for v in pod["volumes"] if "hostPath" in v}
-    for pod in (node, engine):
-        volume = next(v for v in pod["volumes"] if v["name"] == "socket")
-        assert volume["hostPath"]["path"] == paths["socket"]
-        mount = mount_of(pod["containers"][0], "socket")
-        assert os.path.dirname(conf["socket"]) == mount["mountPath"]
-    url = engine["containers"][0]["env"][0]["value"]
-    assert re.fullmatch(r"unix:([^?]+)\?.*", url).group(1) == conf["socket"]
-    assert mount_of(engine["containers"][0], "socket")["readOnly"]
-    probe = node["containers"][0]["livenessProbe"]["exec"]["command"]
-    assert probe[-1] == f"unix:{conf['socket']}"
-    assert conf["dir"] == mount_of(node["containers"][0], "cache")["mountPath"]
-
-
-def test_limits_and_times(serve_options):
-    node, _ = k8s_pods()
-    conf = conf_of(yaml_of("config.yaml")[0]["data"]["larder.conf"])
-    assert set(conf) <= set(serve_options)
-    (c,) = node["containers"]
-    memory = bytes_of(c["resources"]["limits"]["memory"])
-    dram = bytes_of(conf["dram"])
-    assert memory >= dram + max(OVERHEAD_MIN, dram // 8)
-    assert c["resources"]["requests"]["memory"] == \
-        c["resources"]["limits"]["memory"], "the arena is resident at once"
-    drain_ms = int(conf["drain_ms"])
-    assert node["terminationGracePeriodSeconds"] * 1000 >= 2 * drain_ms
-    host, port = conf["admin"].rsplit(":", 1)
-    assert (host, conf["admin_open"]) == ("0.0.0.0", "on"), "or no probe"
-    port = int(port)
-    assert c["ports"] == [{"name": "admin", "containerPort": port}]
-    notes = yaml_of("daemonset.yaml")[0]["spec"]["template"]["metadata"]
-    assert notes["annotations"]["prometheus.io/port"] == str(port)
-    (policy,) = yaml_of("networkpolicy.yaml")
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= \
-        notes["labels"].items()
-    (rule,) = policy["spec"]["ingress"]
-    assert rule["ports"] == [{"protocol": "TCP", "port": port}]
-    # The default profile forbids io_uring.
-    assert conf["io"] == "plain"
 
 
 # ---- the pages ------------------------------------------------------------

@@ -162,6 +162,54 @@ def test_after_a_preemption(larder, folder, write):
     assert "copy -, resume -" in text
 
 
+def half(record, side, **about):
+    record.half = explain.Half(side, 3000)
+    for name, value in about.items():
+        setattr(record.half, name, value)
+    return record
+
+
+def test_a_hand_off(larder, folder, write):
+    """Both halves, under the id that a proxy gave both."""
+    given, taken = miss("cmpl-9-aa"), hit("cmpl-9-bb")
+    given.began = taken.began = 10.0
+    half(given, "prefill", promised=10.0004, saved=10.3, ended=10.312)
+    half(taken, "decode", member="n1", ended=10.002, whole=True)
+    write(given, taken)
+    text = larder("explain", "cmpl-9", "--dir", folder).out
+    assert ("gave      3000 tokens to a decode engine, promised at 0.4 ms, "
+            "last saves at 300.0 ms, answered at 312.0 ms\n") in text
+    assert ("took      all of a hand-off from n1, staged at 2.0 ms\n") in text
+    assert [r["handoff"] for r in larder.json(
+        "explain", "cmpl-9", "--dir", folder)] == ["prefill", "decode"]
+    assert "gave" not in larder("explain", "cmpl-9-bb", "--dir", folder).out
+
+
+def reasons_of_hand_offs():
+    """All that the connector says."""
+    found = set()
+    for name in ("engine", "vllm"):
+        text = (ROOT / f"python/larder_kv/{name}/handoff.py").read_text()
+        found |= set(re.findall(r'Refused\("(\w+)"\)', text))
+        for line in re.findall(r"half\.why = (.+)", text):
+            found |= set(re.findall(r'"(\w+)"', line))
+    return sorted(found)
+
+
+def test_reasons_of_hand_offs(larder, folder, write):
+    names = reasons_of_hand_offs()
+    assert {"forged", "member", "unable", "ended", "busy"} <= set(names)
+    write(*(half(miss(f"r-{name}"), "decode", why=name) for name in names),
+          half(miss("short"), "decode", why="absent", ended=time.monotonic()))
+    for name in names:
+        text = larder("explain", f"r-{name}", "--dir", folder).out
+        assert f"took      nothing of a hand-off; {name} (" in text
+        assert "does not know" not in text
+    text = larder("explain", "short", "--dir", folder).out
+    assert "took      a part of a hand-off, staged at" in text
+    assert "; absent (the store does not have it)" in text
+
+
 def test_lists_the_newest(larder, folder, write):
     records = []
     for i in range(30):

@@ -1,17 +1,21 @@
 """Members and views of real daemons, and what people see of them: `larder
 cluster`, the metrics, status.json; with a list, and with a real etcd."""
+import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from daemon import Daemon, free_port, refused, secret_file, until
 
-ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
 NO = 1  # exit codes
 USAGE = 2
 
@@ -238,6 +242,63 @@ def test_doctor_finds_what_keeps_members_apart(larder, serve, tmp_path):
                json.loads(me.http("/status.json"))["cluster"]["members"]}
     assert members["well"]["well"] == 1 and members["down"]["well"] == 0
     assert "cluster_secret" in members["secret"]["why"]
+
+
+@contextlib.contextmanager
+def relay_to(ports, orders):
+    """{name: port} that lead to these, over links as the orders say."""
+    there = {name: free_port() for name in ports}
+    with subprocess.Popen(
+            [sys.executable, str(HERE / "relay.py")] +
+            [f"{name}=127.0.0.1:{there[name]}=127.0.0.1:{port}"
+             for name, port in ports.items()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
+        try:
+            assert relay.stdout.readline() == b"ready\n"
+            for order in orders:
+                relay.stdin.write(order.encode() + b"\n")
+                relay.stdin.flush()
+                assert relay.stdout.readline() == b"done\n"
+            yield there
+        finally:
+            relay.kill()
+
+
+def test_doctor_measures_links(larder, serve, tmp_path):
+    """Bytes a second of each link; one that is slow beside the others, and one
+    that lets no large message through."""
+    own = {name: free_port() for name in ("me", "quick", "slow", "narrow")}
+    secret = secret_file(tmp_path / "secret")
+    with relay_to({name: own[name] for name in ("slow", "narrow")},
+                  ["rate slow 4000000", "most narrow 30000"]) as there:
+        cluster = "static:" + ",".join(
+            f"{name}=127.0.0.1:{there.get(name, port)}"
+            for name, port in own.items())
+        nodes = [serve(name=name, member_name=name, cluster=cluster,
+                       cluster_secret=secret, admin="127.0.0.1:0",
+                       peer_listen=f"127.0.0.1:{port}")
+                 for name, port in own.items()]
+        until(lambda: nodes[0].value("larder_peer_same_view") == 3 and
+              nodes[0].value("larder_peer_well") == 3)
+        config = tmp_path / "doctor.conf"
+        config.write_text(f"socket = {nodes[0].given['socket']}\n"
+                          f"cluster_secret = {secret}\n")
+        nodes[0].given["config_file"] = config
+        found = doctor(larder, nodes[0], NO)
+    quick, = [x for v in ("ok", "warn") for x in found[v]
+              if x.startswith("quick")]
+    number = r"([\d.]+(?:e-?\d+)?)"
+    spoken = rf"bytes: {number} GB/s from it and {number} to it"
+    speeds = re.search(rf"{spoken}, where a bare socket carries {number} and "
+                       rf"{number}", quick)
+    assert speeds and all(float(x) > 0.02 for x in speeds.groups()), quick
+    slow, = [x for x in found["warn"] if x.startswith("slow")]
+    assert "slow beside the others" in slow and "ethtool" in slow
+    speeds = re.search(spoken, slow)
+    assert speeds and all(0 < float(x) < 0.02 for x in speeds.groups()), slow
+    assert len(found["bad"]) == 1, found
+    assert found["bad"][0].startswith("narrow")
+    assert "MTU" in found["bad"][0]
 
 
 def test_doctor_where_nothing_is_wrong(larder, three, tmp_path):

@@ -22,7 +22,7 @@ from engine import Load
 
 ROOT = pathlib.Path(__file__).parents[2]
 ALERTS = ROOT / "deploy/prometheus/alerts.yml"
-NAME = re.compile(r"\b(?:larder|process)_[a-z_]+\b")
+NAME = re.compile(r"(?<!vllm:)\b(?:larder|process)_[a-z_]+\b")
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,19 @@ def test_names_exist(loaded):
     seen = {n for _, expr in grafana() for n in NAME.findall(expr)}
     rows = {re.sub(r"_(bucket|sum|count)$", "", n) for n in seen} | seen
     assert set(parse(loaded.http("/metrics"))) <= rows
+
+
+def test_names_of_engines_exist():
+    """What panels ask of vLLM is what the connector tells it."""
+    docs = (ROOT / "docs/reference/vllm-metrics.md").read_text()
+    known = dict(re.findall(r"^\| `vllm:(larder_\w+)` \| (\w+)", docs, re.M))
+    asked = {name for _, expr in grafana()
+             for name in re.findall(r"vllm:(larder_\w+)", expr)}
+    assert asked
+    for name in asked:
+        base = re.sub(r"_(total|bucket)$", "", name)
+        assert known[base] == {"_total": "counter", "_bucket": "histogram"}[
+            name[len(base):]], name
 
 
 def test_labels_exist(loaded):

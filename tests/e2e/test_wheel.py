@@ -188,6 +188,8 @@ def test_program_on_the_path(installed):
     said = installed("larder", "--version").stdout
     assert said.startswith(f"larder {VERSION} ")
     assert "fault points" not in said
+    # Nor is the variable read that arms them.
+    assert installed("larder", "--version", LARDER_FAULTS="?").stdout == said
     assert "socket" in installed("larder", "options").stdout
     assert "dram-get\n" in installed("larder", "bench", "--list").stdout
     failed = installed("larder", "no-such-command", code=2)

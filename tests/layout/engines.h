@@ -25,6 +25,7 @@ enum {
     E_CHUNKS = 4,
     E_PLACES = E_LAYERS * E_PARTS,
     E_RANKS = 16,
+    E_TABLES = 5 + E_GROUPS,
     E_ROW_MAX = 4096,
 };
 
@@ -49,6 +50,9 @@ typedef struct e_shape {
     bool token_outer, parts_inner, parts_apart, page_first;
     bool layers_inner; /* a row of one layer lies beside that of the next */
     uint32_t gap;      /* bytes between rows, heads, pages */
+    /* Block tables of a request, and the one of each layer; 0: a group has its
+     * own. */
+    uint32_t tables, table_of[E_LAYERS];
 } e_shape_t;
 
 typedef struct e_part {
@@ -61,8 +65,9 @@ typedef struct e_rank {
     e_shape_t shape;
     uint32_t head_first[E_GROUPS], head_count[E_GROUPS];
     uint32_t writers, writer;
+    uint32_t tokens; /* in the tables */
     uint32_t blocks; /* ids; 0 is the null block */
-    uint32_t *ids[E_GROUPS], count[E_GROUPS];
+    uint32_t *ids[E_TABLES], count[E_TABLES];
     uint8_t *memory; /* as the engine sees it, */
     void *there;     /* and as its layout knows it */
     uint8_t *may;    /* of a reader: what each byte may be, see e_check() */
@@ -189,8 +194,30 @@ static inline bool e_shape_fits(const e_model_t *m, const e_shape_t *s)
     return true;
 }
 
+/* An engine's own grouping: any layer in any table, if their blocks have the
+ * same size. The last tables are for what fits no other. */
+static inline void e_shape_group(e_shape_t *s, ldr_rand_t *r,
+                                 const e_model_t *m)
+{
+    uint32_t block[E_TABLES] = {0}, random = 1 + e_below(r, 5);
+
+    s->tables = E_TABLES;
+    for (uint32_t g = 0; g < m->group_count; g++) {
+        for (uint32_t i = 0; i < m->group[g].layer_count; i++) {
+            uint32_t t = e_below(r, random);
+
+            if (block[t] != 0 && block[t] != s->block[g]) {
+                t = E_TABLES - 1 - g;
+            }
+            block[t] = s->block[g];
+            s->table_of[m->group[g].layers[i]] = t;
+        }
+    }
+}
+
 static inline void e_shape_make(e_shape_t *s, ldr_rand_t *r, const e_model_t *m)
 {
+    *s = (e_shape_t){0};
     do {
         s->tp = 1u << e_below(r, 5);
         s->pp = 1u << e_below(r, 3);
@@ -208,6 +235,9 @@ static inline void e_shape_make(e_shape_t *s, ldr_rand_t *r, const e_model_t *m)
     s->page_first = e_below(r, 2) != 0;
     s->gap = e_below(r, 3) == 0 ? m->grain * e_below(r, 40 / m->grain) : 0;
     s->layers_inner = e_below(r, 4) == 0;
+    if (e_below(r, 3) != 0) {
+        e_shape_group(s, r, m);
+    }
 }
 
 /* Orders that engines have, by their names. */
@@ -252,6 +282,18 @@ static inline uint32_t e_row_tokens(const e_rank_t *e, uint32_t group)
     return e->model->group[group].opaque ? e->shape.block[group] : 1;
 }
 
+/* The table of layer number i of those here. Where a place has all layers of a
+ * group, they have one. */
+static inline uint32_t e_table_of(const e_rank_t *e, uint32_t g, uint32_t i)
+{
+    if (e->shape.tables == 0) {
+        return g;
+    }
+    return e->shape
+        .table_of[e->shape.layers_inner ? e->model->group[g].layers[0]
+                                        : e->here[g][i]];
+}
+
 /* Where the parts of layer number i lie in a page; gives the bytes of one at
  * each place. */
 static inline uint64_t e_page_make(const e_rank_t *e, uint32_t g, uint32_t i,
@@ -292,6 +334,7 @@ static inline uint64_t e_group_place(e_rank_t *e, uint32_t g, uint64_t at)
     const e_group_t *group = &e->model->group[g];
     uint32_t apart = e->shape.parts_apart ? group->parts : 1;
     uint32_t places = apart * (e->shape.layers_inner ? 1 : e->here_count[g]);
+    uint32_t slots = 0, used[E_TABLES] = {0};
     uint64_t page = 0;
 
     for (uint32_t i = 0; i < e->here_count[g]; i++) {
@@ -300,15 +343,22 @@ static inline uint64_t e_group_place(e_rank_t *e, uint32_t g, uint64_t at)
         page = one > page ? one : page;
     }
     e->place_count[g] = places;
+    /* Layers of different tables lie on top of each other, as in vLLM. */
     for (uint32_t i = 0; i < places; i++) {
-        e->places[g][i] = (larder_layer_t){
-            .region = g,
-            .offset = e->shape.page_first ? i * page : i * page * e->blocks,
-            .stride = e->shape.page_first ? places * page : page,
-            .bytes = page};
+        uint32_t table = e_table_of(e, g, i / apart), slot = used[table]++;
+
+        slots = slot + 1 > slots ? slot + 1 : slots;
+        e->places[g][i] =
+            (larder_layer_t){.region = g, .offset = slot, .bytes = page};
+    }
+    for (uint32_t i = 0; i < places; i++) {
+        larder_layer_t *l = &e->places[g][i];
+
+        l->stride = e->shape.page_first ? slots * page : page;
+        l->offset *= e->shape.page_first ? page : page * e->blocks;
     }
     e->regions[g] = (larder_region_t){NULL, (void *)(uintptr_t)at,
-                                      places * page * e->blocks};
+                                      slots * page * e->blocks};
     return at + e->regions[g].bytes;
 }
 
@@ -339,10 +389,16 @@ static inline void e_tables_make(e_rank_t *e, ldr_rand_t *r, uint32_t tokens)
         pool[k] = was;
     }
     for (uint32_t g = 0; g < e->model->group_count; g++) {
-        e->count[g] = tokens / e->shape.block[g];
-        e->ids[g] = malloc((e->count[g] + 1) * sizeof(uint32_t));
-        memcpy(e->ids[g], pool + next, e->count[g] * sizeof(uint32_t));
-        next += e->count[g];
+        for (uint32_t i = 0; i < e->here_count[g]; i++) {
+            uint32_t t = e_table_of(e, g, i);
+
+            if (e->ids[t] == NULL) {
+                e->count[t] = tokens / e->shape.block[g];
+                e->ids[t] = malloc((e->count[t] + 1) * sizeof(uint32_t));
+                memcpy(e->ids[t], pool + next, e->count[t] * sizeof(uint32_t));
+                next += e->count[t];
+            }
+        }
     }
     free(pool);
 }
@@ -355,6 +411,7 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
     larder_page_t page[E_GROUPS][E_LAYERS];
     larder_part_t parts[E_GROUPS][E_LAYERS][E_PARTS];
     larder_region_t regions[E_GROUPS];
+    uint32_t tables[E_GROUPS * E_PLACES], table_count = 0;
 
     memset(parts, 0, sizeof(parts));
     for (uint32_t g = 0; g < m->group_count; g++) {
@@ -377,6 +434,10 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
             page[g][i] = (larder_page_t){.layer = e->here[g][i],
                                          .part_count = group->parts,
                                          .parts = parts[g][i]};
+        }
+        for (uint32_t i = 0; i < e->place_count[g]; i++) {
+            tables[table_count++] =
+                e_table_of(e, g, i / (e->shape.parts_apart ? group->parts : 1));
         }
         groups[g] = (larder_group_t){.rule = group->rule,
                                      .block_tokens = e->shape.block[g],
@@ -402,7 +463,10 @@ static inline larder_status_t e_layout_make(e_rank_t *e)
                                 .group_count = m->group_count,
                                 .null_block = 0,
                                 .pages = pages,
-                                .model_layers = m->layers};
+                                .model_layers = m->layers,
+                                .table_count = e->shape.tables,
+                                .layer_tables = tables};
+    p.field_mask |= e->shape.tables > 0 ? LARDER_LAYOUT_TABLES : 0;
     rig_layout(&p);
     return larder_layout_create(&p, &e->layout);
 }
@@ -421,6 +485,7 @@ static inline void e_rank_make(e_rank_t *e, const e_model_t *m,
     memset(e, 0, sizeof(*e));
     e->model = m;
     e->shape = *s;
+    e->tokens = tokens;
     e->blocks = 1;
     e->writers = 1;
     for (uint32_t g = 0; g < m->group_count; g++) {
@@ -438,7 +503,8 @@ static inline void e_rank_make(e_rank_t *e, const e_model_t *m,
                 e->here[g][e->here_count[g]++] = group->layers[i];
             }
         }
-        e->blocks += tokens / s->block[g] + 2;
+        e->blocks +=
+            (tokens / s->block[g] + 2) * (s->tables > 0 ? e->here_count[g] : 1);
     }
     for (uint32_t g = 0; g < m->group_count; g++) {
         at = e_group_place(e, g, at);
@@ -456,16 +522,18 @@ static inline void e_rank_make(e_rank_t *e, const e_model_t *m,
 static inline void e_rank_free(e_rank_t *e)
 {
     larder_layout_destroy(&e->layout);
-    for (uint32_t g = 0; g < e->model->group_count; g++) {
-        free(e->ids[g]);
+    for (uint32_t t = 0; t < E_TABLES; t++) {
+        free(e->ids[t]);
     }
     rig_memory_free(e->memory);
     free(e->may);
 }
 
-static inline larder_table_t e_table(const e_rank_t *e, uint32_t group)
+static inline void e_tables(const e_rank_t *e, larder_table_t *tables)
 {
-    return (larder_table_t){e->ids[group], 0, e->count[group]};
+    for (uint32_t t = 0; t < E_TABLES; t++) {
+        tables[t] = (larder_table_t){e->ids[t], 0, e->count[t]};
+    }
 }
 
 typedef void (*e_row_fn)(e_rank_t *e, uint32_t group, uint32_t place,
@@ -479,21 +547,23 @@ static inline void e_rows(e_rank_t *e, e_row_fn row)
 
     for (uint32_t g = 0; g < m->group_count; g++) {
         uint32_t tokens = e_row_tokens(e, g), rows = e->shape.block[g] / tokens;
+        uint32_t count = e->tokens / e->shape.block[g];
 
         for (uint32_t n = 0; n < e->here_count[g] * m->group[g].parts *
-                                     e->head_count[g] * e->count[g] * rows;
+                                     e->head_count[g] * count * rows;
              n++) {
             uint32_t i = n, k = i % rows, place, head, part;
 
             i /= rows;
-            place = i % e->count[g];
-            i /= e->count[g];
+            place = i % count;
+            i /= count;
             head = i % e->head_count[g];
             i /= e->head_count[g];
             part = i % m->group[g].parts;
             i /= m->group[g].parts;
             row(e, g, place, place * e->shape.block[g] + (k + 1) * tokens - 1,
-                e_at(e, g, i, part, head, e->ids[g][place], k),
+                e_at(e, g, i, part, head, e->ids[e_table_of(e, g, i)][place],
+                     k),
                 m->group[g].bytes[part], e->here[g][i], part,
                 e->head_first[g] + head);
         }

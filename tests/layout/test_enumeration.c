@@ -185,12 +185,13 @@ static void compute(engine_t *e, uint32_t end)
 static bool save(engine_t *e, uint32_t group, uint32_t chunk, uint32_t end)
 {
     const larder_group_t *g = &e->model->groups[group];
-    larder_table_t table = {e->ids[group], 0, e->count[group]};
+    larder_table_t tables[LARDER_GROUPS_MAX] = {0};
     struct iovec iov[CHUNK_TOKENS];
     ldr_segments_t segments = {.iov = iov, .max = CHUNK_TOKENS};
     size_t bytes = 0;
+    tables[group] = (larder_table_t){e->ids[group], 0, e->count[group]};
     larder_status_t st = ldr_layout_segments(
-        e->model->layout, (ldr_shard_at_t){group, chunk, group}, &table,
+        e->model->layout, (ldr_shard_at_t){group, chunk, group}, tables,
         (ldr_span_t){0, UINT32_MAX}, NULL, &segments);
 
     if (st == LARDER_MISS) {

@@ -400,10 +400,14 @@ static larder_status_t segments(const larder_layout_t *layout, uint32_t group,
                                 ldr_span_t wanted, uint8_t *scratch,
                                 list_t *list)
 {
+    larder_table_t tables[8] = {0};
+
+    assert_true(group < 8);
+    tables[group] = *table;
     list->segments = (ldr_segments_t){.iov = list->iov, .max = SEGMENTS};
     return ldr_layout_segments(
         layout, (ldr_shard_at_t){group, chunk, layout->group[group].slice},
-        table, wanted, scratch, &list->segments);
+        tables, wanted, scratch, &list->segments);
 }
 
 static const ldr_span_t everything = {0, UINT32_MAX};
@@ -638,7 +642,7 @@ static void test_tables(void **state)
     assert_int_equal(
         segments(layout, 0, 1, &table, (ldr_span_t){4, 7}, SCRATCH, &list),
         LARDER_E_INVALID);
-    assert_non_null(strstr(larder_last_error(), "group 0"));
+    assert_non_null(strstr(larder_last_error(), "table 0"));
     assert_non_null(strstr(larder_last_error(), "place 4"));
     assert_int_equal(
         segments(layout, 0, 1, &table, (ldr_span_t){5, 8}, SCRATCH, &list),

@@ -38,11 +38,12 @@ static void store_clear(void)
 static void save_shard(const e_rank_t *e, ldr_shard_at_t at)
 {
     const ldr_layout_slice_t *slice = &e->layout->slice[at.slice];
-    larder_table_t table = e_table(e, at.group);
+    larder_table_t tables[E_TABLES];
     ldr_segments_t s = {.iov = malloc(slice->pieces * sizeof(struct iovec)),
                         .max = slice->pieces};
+    e_tables(e, tables);
     larder_status_t st = ldr_layout_segments(
-        e->layout, at, &table, (ldr_span_t){0, UINT32_MAX}, NULL, &s);
+        e->layout, at, tables, (ldr_span_t){0, UINT32_MAX}, NULL, &s);
     kept_t *kept = &store[at.group][at.chunk][slice->number];
     uint8_t *bytes = malloc(slice->bytes), *to = bytes;
 
@@ -81,15 +82,16 @@ static void load_shard(const e_rank_t *e, ldr_shard_at_t at, ldr_span_t wanted)
 {
     const ldr_layout_slice_t *slice = &e->layout->slice[at.slice];
     const kept_t *kept = &store[at.group][at.chunk][slice->number];
-    larder_table_t table = e_table(e, at.group);
+    larder_table_t tables[E_TABLES];
     ldr_segments_t s = {.iov = malloc(slice->pieces * sizeof(struct iovec)),
                         .max = slice->pieces};
     uint8_t *scratch = malloc(slice->bytes), *from = kept->bytes;
 
+    e_tables(e, tables);
     require(kept->bytes != NULL && kept->count == slice->bytes,
             "shard %u of chunk %u of group %u is not there", slice->number,
             at.chunk, at.group);
-    require(ldr_layout_segments(e->layout, at, &table, wanted, scratch, &s) ==
+    require(ldr_layout_segments(e->layout, at, tables, wanted, scratch, &s) ==
                 LARDER_OK,
             "%s", larder_last_error());
     for (uint32_t i = 0; i < s.count; i++) {
@@ -215,8 +217,6 @@ static void test_any_to_any(void **state)
     }
 }
 
-/* Shards that begin in the middle of a block: the last 64 or 192 tokens of a
- * chunk, with blocks of 128. */
 /* What an engine with pages in one of the named orders saved, one with any
  * other of them reads. */
 static void test_named_orders(void **state)
@@ -244,6 +244,8 @@ static void test_named_orders(void **state)
     }
 }
 
+/* Shards that begin in the middle of a block: the last 64 or 192 tokens of a
+ * chunk, with blocks of 128. */
 static void test_parts_of_blocks(void **state)
 {
     static const uint32_t windows[] = {40, 64, 65, 150, 190};
@@ -270,6 +272,159 @@ static void test_parts_of_blocks(void **state)
         read_prefix(&m, i < 10 ? &small : &large, &r, 1024);
         write_chunks(&m, i < 10 ? &small : &large, &r, 1024, 0, 1);
         store_clear();
+    }
+}
+
+/* ---- block tables ---- */
+
+/* Two layers with a window, in tables of their own, and one without, in the
+ * table of the first; rows of 8 bytes, blocks of 64 tokens. */
+typedef struct three {
+    uint8_t memory[3][8 * 64 * 8];
+    larder_layout_t *layout;
+} three_t;
+
+static void three_make(three_t *t, const uint32_t tables[3],
+                       uint32_t table_count, uint32_t other_block,
+                       larder_status_t want)
+{
+    static const uint32_t layers[2][2] = {{0, 1}, {2}};
+    larder_region_t regions[3];
+    larder_layer_t places[3];
+    larder_group_t groups[] = {
+        {LARDER_RULE_TRAILING, 64, 100, &places[0], 2},
+        {LARDER_RULE_ALL, other_block, 0, &places[2], 1},
+    };
+    larder_part_t parts[] = {{0, 0, 0, 0, 8, 8}, {1, 0, 0, 0, 8, 8}};
+    larder_page_t pages[] = {
+        {0, 1, &parts[0]}, {1, 1, &parts[1]}, {2, 1, &parts[0]}};
+    larder_pages_t inside[] = {{1, 0, 1, 1, layers[0], 2, 2, &pages[0]},
+                               {1, 0, 1, 1, layers[1], 1, 1, &pages[2]}};
+    larder_layout_params_t p = {
+        .field_mask = LARDER_LAYOUT_PAGES | LARDER_LAYOUT_TABLES |
+                      LARDER_LAYOUT_NULL_BLOCK,
+        .chunk_tokens = 128,
+        .block_count = 8,
+        .regions = regions,
+        .region_count = 3,
+        .groups = groups,
+        .group_count = 2,
+        .pages = inside,
+        .model_layers = 3,
+        .table_count = table_count,
+        .layer_tables = tables,
+    };
+
+    for (uint32_t i = 0; i < 3; i++) {
+        regions[i] = (larder_region_t){"memory", t->memory[i], 8 * 64 * 8};
+        places[i] = (larder_layer_t){"layer", i, 0, 64 * 8, 64 * 8};
+    }
+    t->layout = NULL;
+    assert_int_equal(larder_layout_create(&p, &t->layout), want);
+}
+
+/* A save needs every layer's blocks; a load writes where a layer's table has
+ * one. */
+static void test_null_in_one_table(void **state)
+{
+    three_t *t = calloc(1, sizeof(*t));
+    uint32_t a[] = {3, 4}, b[] = {5, 6};
+    larder_table_t tables[] = {{a, 0, 2}, {b, 0, 2}};
+    struct iovec iov[8];
+    ldr_segments_t s = {.iov = iov, .max = 8};
+    ldr_span_t all = {0, UINT32_MAX};
+    ldr_shard_at_t window = {0, 0, 0}, full = {1, 0, 1};
+    uint8_t scratch[4096];
+
+    (void)state;
+    three_make(t, (const uint32_t[]){0, 1, 0}, 2, 64, LARDER_OK);
+    assert_int_equal(larder_layout_slices(t->layout), 1);
+    assert_int_equal(
+        ldr_layout_segments(t->layout, window, tables, all, NULL, &s),
+        LARDER_OK);
+    assert_int_equal(s.count,
+                     2); /* blocks 3 and 4, and 5 and 6, are one each */
+    assert_ptr_equal(iov[0].iov_base, t->memory[0] + 3 * 512);
+    assert_ptr_equal(iov[1].iov_base, t->memory[1] + 5 * 512);
+    b[0] = 0; /* the null block */
+    assert_int_equal(
+        ldr_layout_segments(t->layout, window, tables, all, NULL, &s),
+        LARDER_MISS);
+    assert_int_equal(ldr_layout_places(t->layout, window, tables, all, false),
+                     LARDER_MISS);
+    assert_int_equal(
+        ldr_layout_segments(t->layout, full, tables, all, NULL, &s), LARDER_OK);
+    assert_ptr_equal(iov[0].iov_base, t->memory[2] + 3 * 512);
+    assert_int_equal(
+        ldr_layout_segments(t->layout, window, tables, all, scratch, &s),
+        LARDER_OK);
+    assert_int_equal(s.count, 3);
+    assert_ptr_equal(iov[0].iov_base, t->memory[0] + 3 * 512);
+    assert_ptr_equal(iov[1].iov_base, scratch);
+    assert_int_equal(iov[1].iov_len, 512);
+    assert_ptr_equal(iov[2].iov_base, t->memory[1] + 6 * 512);
+    tables[1].count = 1; /* a place that is wanted, in one table only */
+    assert_int_equal(
+        ldr_layout_segments(t->layout, window, tables, all, scratch, &s),
+        LARDER_E_INVALID);
+    assert_int_equal(ldr_layout_places(t->layout, window, tables, all, true),
+                     LARDER_E_INVALID);
+    assert_non_null(strstr(larder_last_error(), "table 1 has no place 1"));
+    assert_int_equal(ldr_layout_places(t->layout, full, tables, all, true),
+                     LARDER_OK);
+    larder_layout_destroy(&t->layout);
+    free(t);
+}
+
+static void test_tables_refused(void **state)
+{
+    three_t *t = calloc(1, sizeof(*t));
+
+    (void)state;
+    three_make(t, NULL, 2, 64, LARDER_E_INVALID);
+    three_make(t, (const uint32_t[]){0, 1, 0}, 0, 64, LARDER_E_INVALID);
+    three_make(t, (const uint32_t[]){0, 1, 0}, LARDER_TABLES_MAX + 1, 64,
+               LARDER_E_INVALID);
+    three_make(t, (const uint32_t[]){0, 2, 0}, 2, 64, LARDER_E_INVALID);
+    assert_non_null(strstr(larder_last_error(), "table 2"));
+    three_make(t, (const uint32_t[]){0, 1, 0}, 2, 32, LARDER_E_INVALID);
+    assert_non_null(strstr(larder_last_error(), "64 and 32"));
+    three_make(t, (const uint32_t[]){0, 1, 2}, 3, 32, LARDER_OK);
+    larder_layout_destroy(&t->layout);
+    free(t);
+}
+
+/* Layers may lie on top of each other if their tables differ, in one group or
+ * in two. */
+static void test_tables_apart(void **state)
+{
+    static uint8_t memory[8 * 64];
+    larder_region_t region = {"memory", memory, sizeof(memory)};
+    larder_layer_t places[] = {{"a", 0, 0, 64, 64}, {"b", 0, 0, 64, 64}};
+    larder_group_t one[] = {{LARDER_RULE_ALL, 16, 0, places, 2}};
+    larder_group_t two[] = {{LARDER_RULE_ALL, 16, 0, &places[0], 1},
+                            {LARDER_RULE_ALL, 16, 0, &places[1], 1}};
+    uint32_t tables[] = {0, 1};
+    larder_layout_params_t p = {.field_mask = LARDER_LAYOUT_TABLES,
+                                .chunk_tokens = 16,
+                                .block_count = 8,
+                                .regions = &region,
+                                .region_count = 1,
+                                .groups = one,
+                                .group_count = 1,
+                                .table_count = 2,
+                                .layer_tables = tables};
+    larder_layout_t *layout = NULL;
+
+    (void)state;
+    for (uint32_t groups = 1; groups <= 2; groups++) {
+        p.groups = groups == 1 ? one : two;
+        p.group_count = groups;
+        tables[1] = 1;
+        assert_int_equal(larder_layout_create(&p, &layout), LARDER_OK);
+        larder_layout_destroy(&layout);
+        tables[1] = 0;
+        assert_int_equal(larder_layout_create(&p, &layout), LARDER_E_OVERLAP);
     }
 }
 
@@ -325,6 +480,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_null_in_one_table),
+        cmocka_unit_test(test_tables_refused),
+        cmocka_unit_test(test_tables_apart),
         cmocka_unit_test(test_parts_of_blocks),
         cmocka_unit_test(test_any_to_any),
         cmocka_unit_test(test_named_orders),

@@ -22,7 +22,10 @@ static void note_ready(ldr_promise_wait_t *wait)
 
 static int setup(void **state)
 {
-    return fixture_open(fixture_make(state, 64, 256 * LDR_BLOCK));
+    fixture_t *f = fixture_make(state, 64, 256 * LDR_BLOCK);
+
+    f->rig.tenants = true;
+    return fixture_open(f);
 }
 
 /* A chain of the first space, which has one shard for each chunk. */
@@ -56,10 +59,7 @@ static larder_status_t promise(fixture_t *f, chain_t *c, uint64_t owner)
 static larder_status_t tell(fixture_t *f, const chain_t *c,
                             larder_handoff_t what)
 {
-    const ldr_store_t *store = &f->rig.node->store;
-
-    return ldr_promise_tell(f->rig.node, store->spaces[c->prefix.space].tenant,
-                            &c->token, what);
+    return ldr_promise_tell(f->rig.node, c->prefix.space, &c->token, what);
 }
 
 static bool await(fixture_t *f, chain_t *c, waiter_t *w)
@@ -259,7 +259,10 @@ static void test_expires(void **state)
     move_clock(f, 2 * SECONDS);
     assert_int_equal(held(f), 0);
     assert_int_equal(counted(f)->handoffs_expired, 1);
+    assert_int_equal(counted(f)->handoffs_late, 0);
     assert_int_equal(tell(f, &c, LARDER_HANDOFF_RENEW), LARDER_MISS);
+    assert_int_equal(tell(f, &c, LARDER_HANDOFF_OVER), LARDER_MISS);
+    assert_int_equal(counted(f)->handoffs_late, 1); /* who wanted it */
     /* One whose engine lives and never answers ends as well. */
     assert_int_equal(promise(f, &c, ENGINE), LARDER_OK);
     move_clock(f, 601 * SECONDS);
@@ -354,9 +357,10 @@ static void test_tenant(void **state)
     chain_t c = chain_of(f, 8);
 
     assert_int_equal(promise(f, &c, ENGINE), LARDER_OK);
-    assert_int_equal(
-        ldr_promise_tell(f->rig.node, 99, &c.token, LARDER_HANDOFF_OVER),
-        LARDER_MISS);
+    assert_int_equal(ldr_promise_tell(f->rig.node,
+                                      f->rig.spaces[RIG_SPACES - 1]->number,
+                                      &c.token, LARDER_HANDOFF_OVER),
+                     LARDER_MISS);
     assert_int_equal(tell(f, &c, LARDER_HANDOFF_RENEW), LARDER_OK);
 }
 

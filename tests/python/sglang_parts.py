@@ -107,7 +107,7 @@ class HostPool:
     out: page_first has [K V][token][layer][head], page_first_direct has
     [K V][page][layer][token][head], layer_first [K V][layer][token][head]."""
 
-    dtype, head_dim = "bf16", WIDTH
+    dtype, head_dim = "torch.bfloat16", WIDTH
 
     def __init__(self, pages, layout="page_first", page=PAGE, layers=LAYERS,
                  heads=HEADS):

@@ -1,4 +1,5 @@
 """Hand-offs through a daemon: promises, and stages that wait for them."""
+import contextlib
 import os
 import pathlib
 import signal
@@ -6,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 
 import pytest
 
-from daemon import until
+from daemon import Daemon, until
 from larder_kv import _lib
 from test_stage import CHUNK, GROUPS, MS, engine  # noqa: F401, a fixture
 
@@ -61,6 +63,22 @@ class Stage(threading.Thread):
         if self.lease is not None:
             self.lease.release()
         return self.match.chunks
+
+
+@contextlib.contextmanager
+def prefill_engine(daemon, keys, token):
+    """A process that has promised the chain."""
+    made = subprocess.Popen(
+        [sys.executable, "-c", PROMISER, daemon.url("unix"),
+         keys.data(0, CHUNKS).hex(), str(CHUNKS), token.hex()],
+        stdout=subprocess.PIPE, text=True, env=ENV)
+    try:
+        assert made.stdout.readline() == "promised\n"
+        yield made
+    finally:
+        made.kill()
+        made.wait()
+        made.stdout.close()
 
 
 @pytest.mark.parametrize("transport", ["unix", "tcp"])
@@ -128,12 +146,7 @@ def test_killed(daemon, engine, answered):
     came stays held if it has answered."""
     [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
     token = os.urandom(16)
-    prefill = subprocess.Popen(
-        [sys.executable, "-c", PROMISER, daemon.url("unix"),
-         keys.data(0, CHUNKS).hex(), str(CHUNKS), token.hex()],
-        stdout=subprocess.PIPE, text=True, env=ENV)
-    try:
-        assert prefill.stdout.readline() == "promised\n"
+    with prefill_engine(daemon, keys, token) as prefill:
         rank.fill(1)
         rank.save(keys, 2)
         rank.settle(keys)
@@ -147,10 +160,102 @@ def test_killed(daemon, engine, answered):
         held = space.handoff(token, _lib.HANDOFF_RENEW, MS)
         assert held == answered
         assert space.handoff(token, _lib.HANDOFF_OVER, MS) == answered
-    finally:
-        prefill.kill()
+
+
+def test_restarted(daemon, engine):
+    """The prefill engine was killed, and the one in its place promises the
+    same: who comes waits for that one, and nobody for the first."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    old, new = os.urandom(16), os.urandom(16)
+    rank.fill(1)
+    with prefill_engine(daemon, keys, old) as prefill:
+        prefill.send_signal(signal.SIGKILL)
         prefill.wait()
-        prefill.stdout.close()
+        until(lambda: not space.handoff(old, _lib.HANDOFF_RENEW, MS))
+    stage = Stage(space, rules, keys, CHUNKS)
+    assert stage.ended() == 0 and stage.took < SOON
+    with prefill_engine(daemon, keys, new):
+        stage = Stage(space, rules, keys, CHUNKS)
+        stage.join(timeout=0.2)
+        assert stage.is_alive()
+        rank.save(keys, CHUNKS)
+        rank.settle(keys)
+        assert stage.ended() == CHUNKS
+        assert not space.handoff(old, _lib.HANDOFF_OVER, MS)
+        assert space.handoff(new, _lib.HANDOFF_OVER, MS)
+    until(lambda: daemon.value("larder_handoff_held_bytes") == 0)
+    assert daemon.value("larder_handoffs_total", outcome="late") > 0
+
+
+def test_another_tenant(tmp_path):
+    """A token is worth nothing to another tenant, who waits for nothing that
+    it has not promised itself, and ends nobody's lease."""
+    with contextlib.ExitStack() as stack:
+        daemon = Daemon(os.environ["LARDER_PROGRAM"], tmp_path,
+                        config="[tenant a]\nuids = any\n")
+        stack.callback(daemon.end)
+        daemon.start()
+        rules = _lib.Layout(CHUNK, [_lib.Group(_lib.RULE_ALL, 4, 0)])
+        stack.callback(rules.close)
+        spaces, token = [], os.urandom(16)
+        for name in ("", "a"):
+            node = _lib.Node(daemon.url(**({"tenant": name} if name else {})))
+            spaces.append(node.space(b"a model", 1, CHUNK, tenant=name,
+                                     secret=b"s" * 32 if name else b""))
+            stack.callback(node.close)
+            stack.callback(spaces[-1].close)
+        ours, theirs = spaces
+        keys, same = _lib.Keys(), _lib.Keys()
+        for space, made in ((ours, keys), (theirs, same)):
+            space.chain(array("I", range(CHUNKS * CHUNK)), made)
+        ours.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+        for what in (_lib.HANDOFF_RENEW, _lib.HANDOFF_FAILED,
+                     _lib.HANDOFF_OVER):
+            assert not theirs.handoff(token, what, MS)
+        for chain in (keys, same):
+            stage = Stage(theirs, rules, chain, CHUNKS)
+            assert stage.ended() == 0 and stage.took < SOON
+        stage = Stage(ours, rules, keys, CHUNKS)
+        stage.join(timeout=0.2)
+        assert stage.is_alive()
+        assert ours.handoff(token, _lib.HANDOFF_FAILED, MS)
+        assert stage.ended() == 0
+        assert ours.handoff(token, _lib.HANDOFF_OVER, MS)
+
+
+def test_the_node_is_killed(daemon, engine):
+    """While the decode side waits: that ends at once, and a node in its place
+    knows of no promise."""
+    [rank], space, rules, keys = engine(DENSE, CHUNKS, 1)
+    token = os.urandom(16)
+    rank.fill(1)
+    rank.save(keys, 2)
+    rank.settle(keys)
+    space.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+    ended = []
+
+    def stage():
+        try:
+            ended.append(space.stage(rules, keys.data(0, CHUNKS), CHUNKS,
+                                     60000, WAIT)[1].chunks)
+        except _lib.LarderError as error:
+            ended.append(error.status)
+
+    waits = threading.Thread(target=stage, daemon=True)
+    waits.start()
+    waits.join(timeout=0.3)
+    assert waits.is_alive()
+    daemon.kill()
+    waits.join(timeout=SOON)
+    assert ended and ended[0] in (0, _lib.E_OFFLINE)
+    daemon.start()
+
+    def knows():
+        with contextlib.suppress(_lib.LarderError):
+            return space.handoff(token, _lib.HANDOFF_RENEW, MS) is False
+    until(knows)
+    again = Stage(space, rules, keys, CHUNKS)
+    assert again.ended() == 0 and again.took < SOON
 
 
 def test_gives_up(daemon, engine):

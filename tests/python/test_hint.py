@@ -2,6 +2,7 @@
 prompt finds it there, although that member owns little of it."""
 import os
 import random
+import time
 from array import array
 
 import pytest
@@ -64,4 +65,44 @@ def test_a_member_that_is_named(members, named):
     assert found(member=b"127.0.0.9:5600") < CHUNKS
     assert found(member=named) == CHUNKS
     for one in (rules, space, node, rank):
+        one.close()
+
+
+def asks(node):
+    """How often each other member was asked."""
+    return [node.value("larder_peer_asks_total", member=f"n{i}")
+            for i in range(1, 4)]
+
+
+def test_what_a_wrong_hint_costs(members):
+    """One question to the member that it names, beside those to the owners,
+    and nothing after it; to what is no member, none."""
+    here = members[0]
+    rules = _lib.Layout(CHUNK, [_lib.Group(_lib.RULE_ALL, CHUNK // 2, 0)])
+    node = _lib.Node(here.url("unix"))
+    space = node.space(b"a model", 1, CHUNK)
+
+    def cost(keys, **worth):
+        """Questions to n1, n2 and n3; and requests of this client."""
+        before = asks(here), here.value("larder_requests_total", op="stage")
+        time.sleep(0.6)  # what nobody had half a second ago is not asked for
+        lease, match = space.stage(rules, keys.data(0, keys.count), keys.count,
+                                   MS, _lib.StageParams(**worth))
+        assert lease is None and match.chunks == 0
+        until(lambda: here.value("larder_requests_total", op="stage")
+              == before[1] + 1)
+        return [now - old for now, old in zip(asks(here), before[0])]
+
+    for seed in range(50):  # of one chunk, whose owners are others than n3
+        keys = _lib.Keys()
+        space.chain(array("I", random.Random(seed).choices(
+            range(2048), k=CHUNK)), keys)
+        plain = cost(keys)
+        if plain[2] == 0:
+            break
+    assert plain[2] == 0 and max(plain) == 1
+    assert cost(keys, member=b"n3") == [*plain[:2], 1]
+    assert cost(keys, member=b"n9") == plain
+    assert cost(keys, member=b"127.0.0.9:5600") == plain
+    for one in (rules, space, node):
         one.close()

@@ -137,6 +137,79 @@ static void test_lease_bounds(void **state)
     peers_free(r);
 }
 
+/* The shard in DRAM, or LDR_NIL. With the lock. */
+static uint32_t shard_of(const member_t *m, unsigned key)
+{
+    ldr_store_t *s = &m->node->store;
+    larder_key_t name = name_of(key);
+    ldr_name_t n = ldr_store_name(s, m->space, 0, &name);
+    larder_cause_t cause;
+    uint32_t entry = ldr_store_find(s, &n, LDR_NIL, 0, &cause);
+
+    return entry != LDR_NIL ? ldr_store_resident(s, entry, 0) : LDR_NIL;
+}
+
+/* A member does not look at what it sends. What came wrong from its memory is
+ * a miss, and it drops it: it hears of it, and looks. */
+static void test_damaged_at_its_holder(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    unsigned key = key_of(r, 1, 2, 1), well = key_of(r, key + 1, 2, 1);
+    member_t *here = &r->members[1], *there = &r->members[2];
+    ldr_store_t *s = &there->node->store;
+    larder_tier_t tier;
+
+    (void)state;
+    need(save(there, key, 65536) == LARDER_OK);
+    need(save(there, well, 65536) == LARDER_OK);
+    ldr_host_lock(&there->node->host);
+    uint32_t shard = shard_of(there, key);
+    need(shard != LDR_NIL);
+    ldr_arena_page(&s->arena, s->shards[shard].page)[100] ^= 1;
+    ldr_host_unlock(&there->node->host);
+    need(ask(here, key, 1, true) && ask(here, well, 1, true));
+    need(fetch(here, key, 500, &tier) == LARDER_MISS);
+    need(fetch(here, well, 500, &tier) == LARDER_OK);
+    ldr_host_lock(&here->node->host);
+    need(ldr_peers_named(here->peers, "n2")->n.wrong == 1);
+    need(shard_of(here, key) == LDR_NIL);
+    ldr_host_unlock(&here->node->host);
+    ldr_host_lock(&there->node->host);
+    need(shard_of(there, key) == LDR_NIL);
+    need(shard_of(there, well) != LDR_NIL);
+    ldr_host_unlock(&there->node->host);
+    peers_free(r);
+}
+
+/* What is queued for a member wakes one lane, not all of them. */
+static void test_one_lane_wakes(void **state)
+{
+    rig_t *r = peers_new(2, no_saves);
+    member_t *m = &r->members[1];
+
+    (void)state;
+    ldr_host_lock(&m->node->host);
+    ldr_peer_node_t *n = ldr_peers_named(m->peers, "n2");
+    ldr_lane_wake(n, true); /* begins one, and then another */
+    ldr_lane_wake(n, true);
+    ldr_host_unlock(&m->node->host);
+    sim_sleep(r->net, 10 * SIM_MS); /* there is nothing to do: they wait */
+    ldr_host_lock(&m->node->host);
+    need(n->lanes[0].idle && n->lanes[1].idle && n->lanes[2].idle);
+    ldr_lane_wake(n, false);
+    need(!n->lanes[0].idle && n->lanes[1].idle && n->lanes[2].idle);
+    ldr_lane_wake(n, true);
+    need(!n->lanes[1].idle && n->lanes[2].idle);
+    ldr_lane_wake(n, false); /* the first one is busy: another can ask */
+    need(!n->lanes[2].idle);
+    ldr_host_unlock(&m->node->host);
+    sim_sleep(r->net, 10 * SIM_MS);
+    ldr_host_lock(&m->node->host);
+    need(n->lanes[0].idle && n->lanes[1].idle && n->lanes[2].idle);
+    ldr_host_unlock(&m->node->host);
+    peers_free(r);
+}
+
 /* A small shard keeps a page from others. */
 static void test_lease_counts_pages(void **state)
 {
@@ -585,6 +658,8 @@ int main(void)
         cmocka_unit_test(test_lease),
         cmocka_unit_test(test_lease_ends),
         cmocka_unit_test(test_lease_bounds),
+        cmocka_unit_test(test_damaged_at_its_holder),
+        cmocka_unit_test(test_one_lane_wakes),
         cmocka_unit_test(test_lease_counts_pages),
         cmocka_unit_test(test_lease_renewed),
         cmocka_unit_test(test_hint),

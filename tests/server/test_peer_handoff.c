@@ -40,8 +40,7 @@ static larder_status_t tell(member_t *m, unsigned first, larder_handoff_t what)
 {
     larder_token_t token = token_of(first);
 
-    return ldr_promise_tell(m->node, m->node->store.spaces[m->space].tenant,
-                            &token, what);
+    return ldr_promise_tell(m->node, m->space, &token, what);
 }
 
 static uint64_t promised_bytes(const member_t *m)

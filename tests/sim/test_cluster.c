@@ -1,8 +1,8 @@
 /*
  * A cluster in one process, by seed: see sim/cluster/world.h for what must
  * hold. LARDER_SEED runs one seed and nothing else, LARDER_FIRST all from that
- * one on; LARDER_SEEDS sets how many; LARDER_HOME: with home=owner or writer, and
- * not half of them with each. LARDER_LOG shows what happens.
+ * one on; LARDER_SEEDS sets how many; LARDER_HOME: with home=owner or writer,
+ * and not half of them with each. LARDER_LOG shows what happens.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +53,8 @@ static void show(const world_t *w)
 {
     if (world_loud || getenv("LARDER_SEED") != NULL) {
         fprintf(stderr,
-                "seed %llu: %u nodes, %s, home=%s%s; %u loads, %u hits, %u from peers, "
+                "seed %llu: %u nodes, %s, home=%s%s; %u loads, %u hits, %u "
+                "from peers, "
                 "%u saves, %u removals, %u resets, %u partial; %u crashes, %u "
                 "cuts, %u stops, %u of etcd, %u joins, %u leaves; at the end "
                 "%u found, %u not; longest call %llu us\n",

@@ -7,13 +7,28 @@ def _scheduler(llm):
 
 
 def space(llm):
-    """What names the connector's space, and the rules of its groups."""
-    model = _scheduler(llm).connector._scheduler.model
+    """What names the connector's space, the rules of its groups; of each of
+    the engine's, its rule and its first layer; and of each layer the group of
+    the space that has it, and which part of that is its middle."""
+    from larder_kv.engine import kv
+    from larder_kv.vllm import pages
+
+    scheduler = _scheduler(llm)
+    model = scheduler.connector._scheduler.model
+    engine = [(g.rule, [pages.index_of(name) for name in scheduler
+                        .kv_cache_config.kv_cache_groups[g.index].layer_names])
+              for g in model.groups]
+    stored = (model.slices.layers if model.slices
+              else [layers for _, layers in engine])
     return {"descriptor": model.descriptor.decode(), "shards": model.shards,
             "replicas": model.replicas, "chunk_tokens": model.chunk_tokens,
             "chunk_bytes": model.chunk_bytes,
             "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens]
-                       for g in model.groups]}
+                       for g in kv.stored(model)],
+            "engine_groups": [[rule, layers[0]] for rule, layers in engine],
+            "layers": sorted([layer, i, (at + 0.5) / len(layers)]
+                             for i, layers in enumerate(stored)
+                             for at, layer in enumerate(layers))}
 
 
 def few_descriptors(llm, times):

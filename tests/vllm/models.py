@@ -47,6 +47,12 @@ KINDS = {
         num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
         head_dim=64, query_pre_attn_scalar=64, sliding_window=512,
         layer_types=["sliding_attention"] * 5 + ["full_attention"]),
+    # Two kinds of layers, of which both halves and all quarters have some.
+    "mixed": dict(
+        _COMMON, model_type="gemma3_text", intermediate_size=512,
+        num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=64, query_pre_attn_scalar=64, sliding_window=512,
+        layer_types=["sliding_attention", "full_attention"] * 4),
     # A latent of 512 and 64 rotary: the CPU kernel takes no other size.
     "mla": dict(
         _COMMON, model_type="deepseek_v2", intermediate_size=512,

@@ -13,14 +13,14 @@ import threading
 import time
 
 
-class Subscriber:
-    def __init__(self, python, endpoint):
-        self.events = []  # all that came
-        self.batches = []  # their sequence numbers
+class Lines:
+    """Another program's lines of JSON. It ends when its stdin does."""
+
+    def __init__(self, *command):
         self._lines = queue.Queue()
         self._process = subprocess.Popen(
-            [str(python), "-B", os.path.abspath(__file__), endpoint],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            [*map(str, command)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
         assert self._lines.get(timeout=120) == {"ready": True}
@@ -29,7 +29,7 @@ class Subscriber:
         return self
 
     def __exit__(self, *_):
-        self._process.stdin.close()  # that ends it
+        self._process.stdin.close()
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
@@ -41,17 +41,29 @@ class Subscriber:
             self._lines.put(json.loads(line))
         self._lines.put(None)
 
+    def next(self, timeout):
+        """The next one; queue.Empty."""
+        line = self._lines.get(timeout=max(0, timeout))
+        assert line is not None, "the subscriber has ended"
+        return line
+
+
+class Subscriber(Lines):
+    def __init__(self, python, endpoint):
+        self.events = []  # all that came
+        self.batches = []  # their sequence numbers
+        super().__init__(python, "-B", os.path.abspath(__file__), endpoint)
+
     def until(self, true, timeout=60):
         """Reads on until true() of all events that came. Gives it."""
         end = time.monotonic() + timeout
         while not (found := true()):
             try:
-                batch = self._lines.get(timeout=max(0, end - time.monotonic()))
+                batch = self.next(end - time.monotonic())
             except queue.Empty:
                 raise AssertionError(
                     f"not in {timeout} s; the last events: "
                     f"{self.events[-5:]}") from None
-            assert batch is not None, "the subscriber has ended"
             self.batches.append(batch["sequence"])
             self.events += batch["events"]
         return found

@@ -14,12 +14,12 @@ from larder_kv.vllm import model
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from surface import dense, full_of, gemma3, kv_of, state_of, config_of
+from surface import dense, full_of, kv_of
 from surface_keys import tokens_of
 from surface_requests import (BLOCKS, LONG, TOKENS, cached, clock, hashed,
                               looked, side, until)
 
-__all__ = ["clock", "dense", "gemma3", "side"]  # fixtures
+__all__ = ["clock", "dense", "side"]  # fixtures
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False,
            "remote_engine_id": None, "remote_block_ids": None,
@@ -38,9 +38,11 @@ class Memory:
         self.one = one
         self.block = one.model.groups[0].block_tokens
         self.pages = torch.randn(BLOCKS, 2, self.block, 128).bfloat16()
-        kv = kv_of(full_of(one.config), blocks=BLOCKS)
-        self.layouts = [model.layout(m, kv, {"layers.0": self.pages})
-                        for m in (one.model, handoff.tail_model(one.model))]
+        self.kv = kv_of(full_of(one.config), blocks=BLOCKS)
+        self.whole = self.layout(one.model)
+
+    def layout(self, described):
+        return model.layout(described, self.kv, {"layers.0": self.pages})
 
     def run(self, move, load):
         where = (self.one.finder.tails.space if move.in_tail
@@ -52,8 +54,12 @@ class Memory:
                 (ids.buffer_info()[0], first, len(ids))
                 for first, ids in move.tables)))
         call = where.load if load else where.save
-        assert call(self.layouts[move.in_tail], request) == _lib.OK
+        layout = (self.layout(handoff.tail_model(self.one.model, move.in_tail))
+                  if move.in_tail else self.whole)
+        assert call(layout, request) == _lib.OK
         assert request.failed == 0 and request.skipped == 0
+        if move.in_tail:
+            layout.close()
 
     def load(self, move):
         if move.begin < move.end:
@@ -62,8 +68,7 @@ class Memory:
             self.run(move.tail, True)
 
     def close(self):
-        for layout in self.layouts:
-            layout.close()
+        self.whole.close()
 
 
 @pytest.fixture
@@ -372,12 +377,10 @@ def test_roles(side):
     assert finish(one, request) is None
 
 
-def test_models_with_states(side, dense):
-    """They go without promise and tail."""
-    config = config_of(dense, kv_transfer_config={
-        "kv_connector": "LarderConnector", "kv_role": "kv_both",
-        "kv_connector_module_path": "larder_kv.vllm"})
-    one = side(config=config, kv=kv_of(full_of(config), state_of(config)))
+def test_releases_that_cannot_be_told_of_a_failed_load(side, monkeypatch):
+    """Their models with several groups go without promise and tail."""
+    one = side()
+    monkeypatch.setattr(one.finder, "fetches", True)
     request = request_of(tokens_of(20, 300), "p", dict(PREFILL))
     one.arrive(request)
     assert one.requests["p"].gives is None

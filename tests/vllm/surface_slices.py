@@ -2,13 +2,16 @@
 head by head): what its space's name depends on (test_surface.py)."""
 import pytest
 import torch
+from larder_kv import _lib
+from larder_kv.engine import kv as engine_kv
 from larder_kv.vllm import model
 from vllm.v1 import kv_cache_interface as kvi
 
-from surface import (config_of, dense, described, full_of, kv_of, state_of)
+from surface import (config_of, dense, described, full_of, gemma3, kv_of,
+                     refused, state_of, window_of)
 from surface_names import CHANGING, HARMLESS, space_of
 
-__all__ = ["dense"]  # a fixture
+__all__ = ["dense", "gemma3"]  # fixtures
 
 
 def sliced(path, chunk=0, first=0, end=4, heads=2, **more):
@@ -95,3 +98,97 @@ def test_pages_that_stay_a_rank_s(dense, why, more):
              if more is None else sliced(dense, **more))
     assert why in found.opaque
     assert b"tensor_parallel" in found.descriptor
+
+
+# ---- an engine's own groups ----
+
+
+def grouped(path, *groups, chunk=0, **more):
+    """Gemma 3 as an engine with these groups has it: "w", "f" or "all" (what
+    its hybrid manager would keep apart), each with its layers."""
+    config = config_of(path, **more)
+    heads = max(1, 2 // config.parallel_config.tensor_parallel_size)
+    window = config.model_config.hf_text_config.sliding_window
+    specs = {"w": window_of(config, num_kv_heads=heads),
+             "f": full_of(config, num_kv_heads=heads),
+             "all": full_of(config, num_kv_heads=heads, sliding_window=window)}
+    return model.describe(config, kvi.KVCacheConfig(
+        num_blocks=16, kv_cache_tensors=[], kv_cache_groups=[
+            kvi.KVCacheGroupSpec([f"model.layers.{i}.self_attn.attn"
+                                  for i in layers], specs[kind])
+            for kind, layers in groups]), chunk)
+
+
+TWO = (("w", range(5)), ("f", [5]))
+GROUPINGS = {
+    "vLLM's": [("f", [5]), *(("w", [i]) for i in range(5))],
+    "others": [("w", [0, 2, 4]), ("f", [5]), ("w", [1, 3])],
+    "manager off": [("all", range(6))],
+}
+
+
+@pytest.mark.parametrize("name", GROUPINGS)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_groups_of_the_engine_do_not(gemma3, name, tp):
+    one = grouped(gemma3, *TWO)
+    other = grouped(gemma3, *GROUPINGS[name], tensor_parallel_size=tp)
+    assert one.opaque == other.opaque == ""
+    assert space_of(one) == space_of(other)
+    assert one.chunk_bytes == other.chunk_bytes
+    assert other.slices.layers == ((0, 1, 2, 3, 4), (5,))
+    off = name == "manager off"
+    # What this engine needs of each.
+    assert [g.rule for g in other.slices.groups] == [
+        _lib.RULE_ALL if off else _lib.RULE_TRAILING, _lib.RULE_ALL]
+    # A number in the space for each of the engine's groups.
+    assert [other.slices.layers[engine_kv.stored_in(other, i)]
+            for i in range(len(other.groups))] == [
+        (5,) if off or kind == "f" else (0, 1, 2, 3, 4)
+        for kind, _ in GROUPINGS[name]]
+
+
+def test_a_window_no_longer_than_a_chunk(gemma3):
+    """Then less is stored of its layers than an engine without the hybrid
+    manager needs: it has a space of its own."""
+    on, off = (grouped(gemma3, *groups, chunk=512)
+               for groups in (TWO, GROUPINGS["manager off"]))
+    assert on.opaque == off.opaque == ""
+    assert on.descriptor != off.descriptor
+    assert off.slices.layers == (tuple(range(6)),)
+
+
+def test_which_layers_have_a_window_does(gemma3):
+    found = {grouped(gemma3, *groups).descriptor for groups in (
+        TWO, [("w", range(4)), ("f", [4, 5])],
+        [("w", [0, 1, 2, 3, 5]), ("f", [4])])}
+    assert len(found) == 3
+
+
+EIGHT = {"num_hidden_layers": 8, "layer_types": [
+    "sliding_attention", "full_attention"] * 4}
+
+
+@pytest.mark.parametrize("layers", [range(4), range(4, 8)])
+def test_pipelines_with_several_groups(gemma3, layers):
+    """A rank knows the names of its own layers only."""
+    whole = grouped(gemma3, ("w", range(0, 8, 2)), ("f", range(1, 8, 2)),
+                    hf_overrides=EIGHT)
+    part = grouped(
+        gemma3, *((kind, [i for i in layers if (i % 2 == 1) == (kind == "f")])
+                  for kind in "wf"),
+        hf_overrides=EIGHT, pipeline_parallel_size=2)
+    off = grouped(gemma3, ("all", layers), hf_overrides=EIGHT,
+                  pipeline_parallel_size=2)
+    assert space_of(whole) == space_of(part) == space_of(off)
+    assert part.shards == 2 * 4 and part.ranks == 2
+
+
+def test_pipelines_that_cannot_be_cut_are_refused(gemma3):
+    """By name: the first rank has no layer without a window."""
+    refused(lambda: grouped(gemma3, ("w", range(3)), ("f", []),
+                            pipeline_parallel_size=2),
+            "pipeline parallelism", "parts of slices")
+    wrong = dict(EIGHT, layer_types=["full_attention"] * 8)
+    refused(lambda: grouped(gemma3, ("w", [0, 2]), ("f", [1, 3]),
+                            hf_overrides=wrong, pipeline_parallel_size=2),
+            "other ranks' layers")

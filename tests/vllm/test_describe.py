@@ -2,13 +2,17 @@
 with vLLM's own code, against vLLM's own events and against /query."""
 import contextlib
 import json
+import pathlib
+import queue
 import urllib.request
 
 import pytest
 
 import daemon
 import rig
-from subscribe import Subscriber
+from subscribe import Lines, Subscriber
+
+EXAMPLE = pathlib.Path(__file__).with_name("example_subscriber.py")
 
 CHUNK, BLOCK = 256, 128
 
@@ -19,7 +23,7 @@ def world(version, tmp_path_factory):
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(rig.node(
             folder / "node", dirs=1, admin="127.0.0.1:0", query="on",
-            events=f"ipc://{folder}/n"))
+            events=f"ipc://{folder}/n", events_replay=f"ipc://{folder}/nr"))
         python = rig.python_of(version)
         theirs = stack.enter_context(Subscriber(python, f"ipc://{folder}/n"))
         own = stack.enter_context(Subscriber(python, f"ipc://{folder}/e"))
@@ -27,7 +31,8 @@ def world(version, tmp_path_factory):
             version, "dense", node.url(), kv_events_config={
                 "enable_kv_cache_events": True, "publisher": "zmq",
                 "topic": "kv@10.1.2.3@some-model",
-                "endpoint": f"ipc://{folder}/e"}))
+                "endpoint": f"ipc://{folder}/e",
+                "replay_endpoint": f"ipc://{folder}/er"}))
         yield node, engine, theirs, own
 
 
@@ -75,6 +80,28 @@ def test_described(world):
     assert first["parent_block_hash"] is None
     if "ownership" in first:
         assert (first["locality"], first["ownership"]) == ("LOCAL", "larder")
+
+
+@pytest.mark.versions("0.32.0")  # as its example is
+@pytest.mark.parametrize("whose", ["n", "e"])
+def test_as_vllms_example_subscribes(world, whose, version):
+    """To the node, and to the engine, which has our events among its own: a
+    message that was missed is asked for as vLLM's example does."""
+    node, engine, *_ = world
+    folder = pathlib.Path(node.given["events"][len("ipc://"):]).parent
+    with Lines(rig.python_of(version), "-B", EXAMPLE, f"ipc://{folder}/{whose}",
+               f"ipc://{folder}/{whose}r", "kv@") as lines:
+        found = []
+        for i in range(40):
+            engine.ask_one(rig.prompt((whose, i), 600))
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    found.append(lines.next(1))
+            if any(one["replayed"] for one in found):
+                break
+        assert any(one["replayed"] for one in found), found
+        assert any(one["medium"] == "CPU" and one["tokens"] >= BLOCK
+                   for one in found if one["type"] == "BlockStored")
 
 
 def test_described_again_after_a_restart(world):

@@ -51,7 +51,9 @@ def test_one_bit_is_seen(told, group):
     """The test of the test, in a page of each group that the hit loads."""
     ids = told.prompts["stored 2"]
     with rig.Store(told.node.url(), told.engine) as store:
-        with store.flipped(ids, 4, group=group):
+        _, layer = store.about["engine_groups"][group]
+        _, stored, at = store.about["layers"][layer]
+        with store.flipped(ids, 4, group=stored, at=at):
             rig.fresh(told.engine)
             answer = faults.ask(told.engine, ids)
             assert answer["cached"] == 1280

@@ -50,7 +50,7 @@ def hit(told, tokens):
 
 def test_groups(told):
     """What this proof is about is there: six groups, five with a window."""
-    rules = [rule for _, rule, _, _ in told.about["groups"]]
+    rules = [rule for rule, _ in told.about["engine_groups"]]
     assert sorted(rules) == [0, 1, 1, 1, 1, 1]
     assert {window for _, rule, _, window in told.about["groups"]
             if rule == 1} == {WINDOW}
@@ -72,14 +72,17 @@ def test_branch(told):
 
 def flipped(told, tokens, chunk, group):
     """Whether one sign bit in that page changes the answer."""
-    with told.store.flipped(LONG, chunk, group):
+    _, layer = told.about["engine_groups"][group]
+    _, stored, at = told.about["layers"][layer]
+    with told.store.flipped(LONG, chunk, stored, at=at):
         return not rig.same(hit(told, tokens), told.own[tokens])
 
 
 @pytest.mark.parametrize("group", range(6))
 @pytest.mark.parametrize("tokens", [800, 3200])
 def test_sees_one_bit(told, tokens, group):
-    """The test of the test, in every group: one sign bit in the last page."""
+    """The test of the test, in every group of the engine: one sign bit in the
+    last chunk."""
     last = (tokens - 1) // CHUNK - 1
     assert flipped(told, tokens, last, group)
 
@@ -87,8 +90,7 @@ def test_sees_one_bit(told, tokens, group):
 def test_loads_what_is_needed(told):
     """Of a group with a window a hit loads the last 511 tokens, of the other
     all. A bit in what is not loaded is not seen."""
-    rules = [rule for _, rule, _, _ in told.about["groups"]]
-    for group, rule in enumerate(rules):
+    for group, (rule, _) in enumerate(told.about["engine_groups"]):
         assert flipped(told, 3200, 0, group) == (rule == 0)
         assert flipped(told, 3200, 9, group) == (rule == 0)
         assert flipped(told, 3200, 10, group)

@@ -1,6 +1,7 @@
 """Engines of different shapes share KV: what one rank saved, two read, and the
-reverse, by tensor and by pipeline parallelism. The whole prefix is claimed, and
-the pages are those that the writer had, byte for byte."""
+reverse, by tensor and by pipeline parallelism, and so do engines that group
+their layers in other ways. The whole prefix is claimed, and the pages are those
+that the writer had, byte for byte."""
 import contextlib
 
 import pytest
@@ -17,11 +18,13 @@ SHAPES = {
     "pp2": dict(pipeline_parallel_size=2, start_timeout=900, env=BIND,
                 enforce_eager=False,
                 compilation_config={"mode": 1, "backend": "eager"}),
+    # One group of all layers; with the hybrid manager Gemma 3 has six.
+    "off": dict(disable_hybrid_kv_cache_manager=True),
 }
 # What each kind's engines are, in the order they run: every one saves a prompt
 # of its own, and loads those of all before it, which saved and went.
-RUNS = {"dense": ("tp2", "one", "pp2"), "gemma3": ("one", "tp2"),
-        "mla": ("one", "tp2")}
+RUNS = {"dense": ("tp2", "one", "pp2"), "gemma3": ("one", "off", "tp2"),
+        "mixed": ("pp2", "one", "off"), "mla": ("one", "tp2")}
 
 
 @pytest.fixture(autouse=True)

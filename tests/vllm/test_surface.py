@@ -15,8 +15,11 @@ CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
          "surface_fetched.py", "surface_handoff.py",
          "surface_keys.py", "surface_loads.py", "surface_names.py",
          "surface_pages.py", "surface_requests.py", "surface_resets.py",
+         "surface_shared.py",
          "surface_sleep.py")
-SINCE_032 = ("surface_slices.py",)  # whose pages are described
+# Pages are described, and failed loads of several groups can be reported.
+SINCE_032 = ("surface_handoff_groups.py", "surface_lifecycle.py",
+             "surface_slices.py")
 pytestmark = pytest.mark.core
 
 

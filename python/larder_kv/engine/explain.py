@@ -34,16 +34,52 @@ _NAME = re.compile(r"vllm-(\d+)(\.old)?\.log")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 
+class Half:
+    """A request's half of a hand-off (docs/guide/handoff.md). Times as in Record."""
+
+    __slots__ = ("side", "tokens", "member", "why", "promised", "saved",
+                 "ended", "early", "whole")
+
+    def __init__(self, side: str, tokens: int = 0, member: str = ""):
+        self.side = side  # prefill or decode
+        self.tokens = tokens
+        self.member = member
+        self.why = ""  # it came to nothing, or to less
+        # prefill: the node has the promise; the step with the last save began
+        self.promised = self.saved = 0.0
+        # prefill: answered; decode: it waits no longer
+        self.ended = 0.0
+        self.early = False  # decode: it came before the prefill's answer
+        self.whole = False  # decode: all of it was staged
+
+    def fields(self, came: float) -> dict[str, Any]:
+        """came: when the request did."""
+        found: dict[str, Any] = {
+            "handoff": self.side, "handoff_tokens": self.tokens,
+            "handoff_member": self.member, "handoff_why": self.why}
+        if self.side == "decode":
+            found["handoff_early"] = int(self.early)
+            found["handoff_whole"] = int(self.whole)
+        for name, at in (("promised", self.promised), ("saved", self.saved),
+                         ("answered" if self.side == "prefill" else "waited",
+                          self.ended)):
+            if at:
+                found[f"handoff_{name}_ms"] = round(
+                    max(at - came, 0) * 1000, 3)
+        return found
+
+
 class Record:
     """One request. Times are of time.monotonic(); 0: it did not happen."""
 
-    __slots__ = ("request_id", "came", "prompt_tokens", "look", "local_tokens",
+    __slots__ = ("request_id", "came", "began", "half", "prompt_tokens", "look", "local_tokens",
                  "claimed_tokens", "failed", "why", "issued", "reported",
                  "scheduled", "saved_chunks", "preemptions")
 
     def __init__(self, request_id: str, prompt_tokens: int, why: str = ""):
         self.request_id = request_id
-        self.came = time.time()
+        self.came, self.began = time.time(), time.monotonic()
+        self.half: Half | None = None  # of a hand-off
         self.prompt_tokens = prompt_tokens
         self.look: Any = None  # the last lookup
         self.local_tokens = 0  # in the engine's own cache
@@ -106,11 +142,15 @@ class Record:
         found["saved_chunks"] = self.saved_chunks
         found["preemptions"] = self.preemptions
         found.update(self._times())
+        if self.half is not None:
+            found.update(self.half.fields(self.began))
         return found
 
     def _reason(self, limit: int, missed: int) -> str:
         """Why not more was loaded; "": there was no more."""
         look = self.look
+        if self.half is not None and self.half.whole and not self.failed:
+            return ""
         if limit == 0:
             return self.why or "short"
         if missed == 0 and look is not None:

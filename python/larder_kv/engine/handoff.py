@@ -23,6 +23,7 @@ from typing import Any
 
 from larder_kv import _lib
 from larder_kv.engine import kv
+from larder_kv.engine.explain import Half
 
 logger = logging.getLogger("larder")
 
@@ -49,26 +50,58 @@ class Refused(Exception):
     of this tenant. The text is the reason, in one word."""
 
 
-def tail_model(described: kv.Model) -> kv.Model:
+def last_tokens(tokens: int, unit: int) -> int:
+    """A prompt's tokens in its last block of so many."""
+    return (tokens - 1) % unit + 1
+
+
+def tail_model(described: kv.Model, last: int) -> kv.Model:
+    """For tails with so many tokens in the last block. What is next computed
+    sees a window that begins as many tokens earlier as the last block has none:
+    so each group's window is one that needs the right number of blocks."""
     unit = math.lcm(*(g.block_tokens for g in described.groups))
-    return dataclasses.replace(described, chunk_tokens=unit,
-                               descriptor=described.descriptor + b"\0tail")
+
+    def within(group: kv.GroupInfo) -> kv.GroupInfo:
+        if group.rule != _lib.RULE_TRAILING:
+            return group
+        more = -(-max(0, group.window_tokens - last) // unit)
+        return dataclasses.replace(
+            group, window_tokens=max(more * unit + 2, unit + 1))
+
+    return dataclasses.replace(
+        described, chunk_tokens=unit,
+        groups=tuple(within(group) for group in described.groups),
+        descriptor=described.descriptor + b"\0tail")
 
 
 class Tails:
     """The scheduler's side: where tails are kept."""
 
     def __init__(self, node: _lib.Node, described: kv.Model):
-        model = tail_model(described)
+        model = tail_model(described, 1)
         self.unit = model.chunk_tokens
+        self._model = described
         self._whole = described.chunk_tokens
+        self._partly = any(g.rule != _lib.RULE_ALL
+                           for g in described.groups)
         self.space = node.space(model.descriptor, model.shards, self.unit,
                                 described.label)
-        self.layout = kv.rules(model)
+        self._lock = threading.Lock()
+        self._layouts: dict[tuple[kv.GroupInfo, ...], _lib.Layout] = {}
+
+    def layout(self, tokens: int) -> _lib.Layout:
+        """Which of its blocks the tail of such a prompt needs."""
+        model = tail_model(self._model, last_tokens(tokens, self.unit))
+        with self._lock:
+            if model.groups not in self._layouts:
+                self._layouts[model.groups] = kv.rules(model)
+            return self._layouts[model.groups]
 
     def begin(self, tokens: int) -> int:
-        """The first token of a prompt's tail."""
-        return tokens // self._whole * self._whole
+        """The first token of a prompt's tail. If not all groups see all there
+        always is one: a chunk's window is that of the token behind it, and the
+        state where a prompt ends is not offered for the chunk before."""
+        return (tokens - self._partly) // self._whole * self._whole
 
     def name(self, keys: _lib.Keys, tokens: array,
              extra: list[bytes] | None) -> bytes:
@@ -85,7 +118,8 @@ class Tails:
 
     def close(self) -> None:
         self.space.close()
-        self.layout.close()
+        for layout in self._layouts.values():
+            layout.close()
 
 
 def _token_of(keys: bytes) -> bytes:
@@ -100,9 +134,12 @@ class Handoff:
                  token: bytes = b"", tail_token: bytes = b"",
                  member: str = ""):
         self.member = member  # that has it; "": the node, which is alone
+        self.half = Half("")  # what is told of it
         self.keys = keys
         self.tail = tail
-        self.tokens = tokens
+        self.tokens = tokens  # that are handed off
+        self.prompt = tokens  # decode: of its prompt
+        self.claims = tokens  # decode: if all of it is staged
         self.token = token or _token_of(keys)
         self.tail_token = tail_token or _token_of(tail)
         self.early = False  # decode: the prefill side has not answered yet
@@ -117,6 +154,11 @@ class Handoff:
     @property
     def tail_blocks(self) -> int:
         return len(self.tail) // _lib.KEY_BYTES
+
+    @property
+    def most(self) -> int:
+        """Tokens that are not computed again: not the prompt's last one."""
+        return min(self.tokens, self.prompt - 1)
 
     @property
     def wait_seconds(self) -> float:
@@ -179,12 +221,14 @@ def check(given: Any, space: _lib.Space, name: str,
     if (any(len(one) not in (0, TOKEN_BYTES) for one in tokens)
             or len(given["member"].encode()) > _lib.MEMBER_MAX):
         raise Refused("malformed")
-    return Handoff(hand.keys, hand.tail, hand.tokens, *tokens,
+    made = Handoff(hand.keys, hand.tail, hand.tokens, *tokens,
                    member=given["member"])
+    made.prompt, made.claims = hand.prompt, hand.claims
+    return made
 
 
 def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
-            tails: Tails) -> None:
+            tails: Tails) -> bool:
     """Without one, the decode side does not wait: it finds what is there."""
     try:
         if hand.keys:
@@ -192,10 +236,12 @@ def promise(hand: Handoff, space: _lib.Space, layout: _lib.Layout,
                                         hand.token, TELL_MS)
         if hand.tail:
             hand.member = tails.space.promise(
-                tails.layout, hand.tail, hand.tail_blocks, hand.tail_token,
-                TELL_MS)
+                tails.layout(hand.tokens), hand.tail, hand.tail_blocks,
+                hand.tail_token, TELL_MS)
+        return True
     except _lib.LarderError as error:
         logger.debug("larder: promise: %s", error)
+        return False
     finally:
         hand.promised.set()
 
@@ -260,7 +306,8 @@ class Taken:
     def _stage_tail(self, tails: Tails, left_ms: Callable[[], int]) -> None:
         hand = self.hand
         self.tail, found = tails.space.stage(
-            tails.layout, hand.tail, hand.tail_blocks, left_ms(), self._wait)
+            tails.layout(hand.tokens), hand.tail, hand.tail_blocks, left_ms(),
+            self._wait)
         if found.chunks == hand.tail_blocks:
             self.tail_bytes = sum(found.tier_bytes)
         else:

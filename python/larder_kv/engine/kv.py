@@ -24,8 +24,13 @@ class Slices:
 
     heads: int  # KV heads
     model_layers: int
-    layers: tuple[tuple[int, ...], ...]  # of each group, by index
-    # Of each group: a token's bytes in one head, part by part (K, V).
+    # What is stored together, whichever of the engine's groups have it: layers
+    # of the same rule, window and rows.
+    groups: tuple[GroupInfo, ...]
+    layers: tuple[tuple[int, ...], ...]  # of each of these, by index
+    # Of each of the engine's groups: one of these that has its layers.
+    stored_in: tuple[int, ...]
+    # Of each: a token's bytes in one head, part by part (K, V).
     # Empty: what a head has in a block is opaque.
     rows: tuple[tuple[int, ...], ...] = ()
 
@@ -44,6 +49,7 @@ class Model:
     opaque: str = ""  # for this reason
     ranks: int = 0  # with bytes of their own; 0: as many as shards
     chunk_bytes: int = 0  # of all shards; follows from the descriptor
+    page_tokens: int = 0  # of SGLang's, whose page hashes are the keys
 
     @property
     def name(self) -> str:
@@ -55,35 +61,47 @@ class Model:
         return any(g.rule == _lib.RULE_LAST for g in self.groups)
 
 
-def _pages(slices: Slices, groups: tuple[GroupInfo, ...]) -> list[_lib.Pages]:
+def stored(model: Model) -> tuple[GroupInfo, ...]:
+    """The groups of its space."""
+    return model.slices.groups if model.slices else model.groups
+
+
+def stored_in(model: Model, group: int) -> int:
+    """The number in the space of one of the engine's groups. (Of one that is
+    stored in several, all have the same rule.)"""
+    return model.slices.stored_in[group] if model.slices else group
+
+
+def _pages(slices: Slices) -> list[_lib.Pages]:
     """Without memory."""
     return [_lib.Pages(heads=slices.heads,
                        row_tokens=1 if slices.rows else group.block_tokens,
                        model_layers=(_lib.c_uint32 * len(layers))(*layers),
                        model_layer_count=len(layers))
-            for group, layers in zip(groups, slices.layers)]
+            for group, layers in zip(slices.groups, slices.layers)]
 
 
 def lookup_layout(chunk_tokens: int, groups: tuple[GroupInfo, ...],
                   slices: Slices | None) -> _lib.Layout:
-    """A layout without memory."""
+    """A layout without memory. groups: of the space."""
     return _lib.Layout(
         chunk_tokens, [_lib.Group(g.rule, g.block_tokens, g.window_tokens)
                        for g in groups],
-        pages=_pages(slices, groups) if slices else (),
+        pages=_pages(slices) if slices else (),
         model_layers=slices.model_layers if slices else 0)
 
 
 def rules(model: Model) -> _lib.Layout:
     """For lookups."""
-    return lookup_layout(model.chunk_tokens, model.groups, model.slices)
+    return lookup_layout(model.chunk_tokens, stored(model), model.slices)
 
 
 def stored_blocks(model: Model) -> list[tuple[int, int]]:
-    """Of each group: which of a chunk's blocks a save reads, the first and the
-    end, as C has it."""
+    """Of each of the engine's groups: which of a chunk's blocks a save reads,
+    the first and the end, as C has it."""
     layout = rules(model)
-    found = [(layout.first_block(i), model.chunk_tokens // g.block_tokens)
+    found = [(layout.first_block(stored_in(model, i)),
+              model.chunk_tokens // g.block_tokens)
              for i, g in enumerate(model.groups)]
     layout.close()
     return found
@@ -91,6 +109,6 @@ def stored_blocks(model: Model) -> list[tuple[int, int]]:
 
 def bytes_per_token(model: Model, layout_: _lib.Layout) -> float:
     """Of all shards, of groups that need every chunk."""
-    return sum(layout_.bytes(i) for i, g in enumerate(model.groups)
+    return sum(layout_.bytes(i) for i, g in enumerate(stored(model))
                if g.rule == _lib.RULE_ALL) * (
                    model.ranks or model.shards) / model.chunk_tokens

@@ -294,13 +294,16 @@ class Finder:
         itself. Or, if the tail did not come, chunks, and not the last token."""
         hand = look.taken.hand
         if look.taken.whole:
-            return hand.tokens
-        return min(look.chunks,
-                   (hand.tokens - 1) // self._size) * self._size
+            return hand.claims
+        end = min(look.chunks, hand.most // self._size) * self._size
+        if self.eagle and end > 0:  # as in claimable(); what is staged of
+            # other models is of use only as far as it goes
+            end = end - self._block if self.whole else 0
+        return end
 
     def most(self, look: Lookup) -> int:
         """Tokens that could be claimed at all."""
-        return (look.taken.hand.tokens - 1 if look.taken is not None
+        return (look.taken.hand.most if look.taken is not None
                 else look.limit * self._size)
 
     def close(self) -> bool:

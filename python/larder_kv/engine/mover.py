@@ -61,10 +61,12 @@ class Mover:
         self.counts = Counts()
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label,
-                                chunk_bytes=described.chunk_bytes)
+                                chunk_bytes=described.chunk_bytes,
+                                page_tokens=described.page_tokens)
         self._layout: _lib.Layout | None = None  # between start() and stop()
         # For tails; made with the first one, by whichever thread has it.
-        self._tail: tuple[_lib.Space, _lib.Layout] | None = None
+        self._tail: _lib.Space | None = None
+        self._tails: dict[tuple[kv.GroupInfo, ...], _lib.Layout] = {}
         self._tail_lock = threading.Lock()
         self._gpu: _lib.Gpu | None = None  # the node's memory is registered
         self._caches: dict[str, Any] = {}  # keeps the memory alive
@@ -296,14 +298,15 @@ class Mover:
         """Where its chunks are, and how they lie in memory."""
         if not move.in_tail:
             return self.space, self._layout
+        model = handoff.tail_model(self.model, move.in_tail)
         with self._tail_lock:
             if self._tail is None:
-                model = handoff.tail_model(self.model)
-                layout = self.layout_of(model)
                 self._tail = self.node.space(
                     model.descriptor, model.shards, model.chunk_tokens,
-                    model.label), layout
-            return self._tail
+                    model.label)
+            if model.groups not in self._tails:
+                self._tails[model.groups] = self.layout_of(model)
+            return self._tail, self._tails[model.groups]
 
     def layout_of(self, model: kv.Model) -> _lib.Layout:
         """The engine's memory, for chunks of another size."""
@@ -555,7 +558,8 @@ class Mover:
         if self._layout is not None:
             self._layout.close()
         tail, self._tail = self._tail, None
-        for part in tail or ():
+        tails, self._tails = self._tails, {}
+        for part in (*tails.values(), *([tail] if tail else ())):
             part.close()
         self._layout, self._caches = None, {}
         return True

@@ -20,7 +20,8 @@ class Move:
     ttl_ms: int = 0
     memory: str = ""  # load: from here, where it was fetched to
     token: bytes = b""  # load: of the lease that holds it
-    in_tail: bool = False  # its chunks are a tail's (see handoff)
+    # Its chunks are a tail's, with so many tokens in the last (see handoff).
+    in_tail: int = 0
     tail: Move | None = None  # load: after it
     job: int = 0  # save: its number, if one wants to know what became of it
     held: bool = False  # save: its blocks are, so that a thread may make it

@@ -43,13 +43,13 @@ class Result:
 
 class Batch:
     """Items for pages in a row. before: how many pages come before the first
-    one in its prompt, and the key of the last of them, b"" if that is not
+    one in its prompt, and the keys of the last of them, b"" if they are not
     known."""
 
     def __init__(self, keys: Sequence[str], shard: int,
                  before: tuple[int, bytes] = (0, b"")):
         self.count = len(keys)
-        depth, parent = before
+        depth, parent = before[0], before[1][-_lib.KEY_BYTES:]
         data = (parent or bytes(_lib.KEY_BYTES)) + digests(keys)
         self._keys = ctypes.create_string_buffer(data, len(data))
         self._first = ctypes.addressof(self._keys) + _lib.KEY_BYTES

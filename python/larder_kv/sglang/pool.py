@@ -35,11 +35,13 @@ class Place:
 class Pool:
     """Its pages, by SGLang's hashes. Every call may come from any thread."""
 
+    before = 1  # keys of pages before those of a call, that it wants to know
+
     def __init__(self, pool: Any, name: str, flat: bool, place: Place,
                  engine: dict[str, Any], label: str, node: _lib.Node):
         """flat: SGLang gives and takes pages as tensors, by itself."""
         self.pool, self.name = pool, name
-        self.page_tokens = int(pool.page_size)
+        self.page_tokens = self.chunk_tokens = int(pool.page_size)
         self.shard, self.shards = place.shard, place.shards
         sizes = [] if flat else self._probe()
         # Without pieces pages go by way of a flat tensor, made here.
@@ -72,8 +74,10 @@ class Pool:
 
     # ---- lookups ----
 
-    def match(self, keys: bytes, timeout_ms: int) -> int:
-        """How many are there from the first on; one round trip."""
+    def match(self, keys: bytes, before: tuple[int, bytes],
+              timeout_ms: int) -> int:
+        """How many are there from the first on; one round trip. before: of
+        them, see get()."""
         return int(self.space.match(self._layout, keys,
                                     len(keys) // _lib.KEY_BYTES,
                                     timeout_ms).chunks)
@@ -94,7 +98,9 @@ class Pool:
 
     def get(self, keys: Sequence[str], indices: Any,
             before: tuple[int, bytes], timeout_ms: int) -> list[Result]:
-        """Into the pages that begin at every page_tokens-th index."""
+        """Into the pages that begin at every page_tokens-th index. before:
+        pages before the first one in its prompt, and the keys of the last of
+        them, as far as they are known."""
         if not self.flat:
             return self._run(_lib.OP_GET, keys, indices, before, timeout_ms)
         pages = [self.pool.get_dummy_flat_data_page() for _ in keys]

@@ -26,7 +26,8 @@ from larder_kv.engine import hold, mover
 from larder_kv.sglang import name as names
 from larder_kv.sglang.items import Result, digests
 from larder_kv.sglang.pool import GOOD_PUT, Place, Pool
-from larder_kv.sglang.sliced import Sliced
+from larder_kv.sglang.shared import Shared
+from larder_kv.sglang.sliced import Inside, Sliced, name_of
 
 logger = logging.getLogger("larder")
 
@@ -36,7 +37,7 @@ PLACE = "larder: --hicache-storage-backend-extra-config"
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1",
            "allocator", "tp_lcm_size")
 SGLANGS_BEGIN = ("prefetch_", "hicache_")
-USED = ("url", "secret_file", "weights", "pages", "lookup_ms", "load_ms",
+USED = ("url", "secret_file", "weights", "pages", "chunk", "lookup_ms", "load_ms",
         "save_ms", "node_dram", "node_dram_start", "node_ssd", "node_dir",
         "node_idle_s")
 CLOSE_SECONDS = 15.0  # that close() waits for calls under way
@@ -49,7 +50,10 @@ def options_of(extra: dict[str, Any] | None) -> Options:
     given = {key: value for key, value in (extra or {}).items()
              if key not in SGLANGS and not key.startswith(SGLANGS_BEGIN)}
     options = Options(given, PLACE)
-    if useless := sorted(set(given) - set(USED)):
+    useless = sorted(set(given) - set(USED))
+    if "chunk" in given and options.pages != "shared":
+        useless = ["chunk"]
+    if useless:
         raise _lib.LarderError(
             _lib.E_INVALID, f"{PLACE}: option {useless[0]} does nothing with "
             f"SGLang: leave it out; there are {', '.join(USED)}")
@@ -136,15 +140,31 @@ class LarderStorage(HiCacheStorage):
         # their KV is not.
         replicated = self._config.is_mla_model and name != MAMBA
         label = names.label_of(self._args, name)
-        if name == KV and not flat and self.options.pages == "slices":
-            added: Pool = Sliced(pool, self._config, self._engine,
-                                 names.kv_heads(self._args), label, self.node)
-        else:
+        added = (self._described(pool, name, flat, label)
+                 if self.options.pages in ("slices", "shared") else None)
+        if added is None:
             added = Pool(pool, name, flat, Place(self._config, replicated),
                          self._engine, label, self.node)
         if name in self._pools:
             self._pools[name].close()
         self._pools[name] = added
+
+    def _described(self, pool: Any, name: str, flat: bool,
+                   label: str) -> Pool | None:
+        """None: it is stored as it is."""
+        together = self.options.pages == "shared"
+        if name != KV and not together:
+            return None
+        if name != KV or flat:
+            raise _lib.LarderError(
+                _lib.E_UNSUPPORTED,
+                f"larder: pages={self.options.pages}: " + (
+                    f"models with a pool {name} beside KV: use pages=slices"
+                    if name != KV else "it needs \"interface_v1\": 1"))
+        inside = Inside(pool, self._config, names.kv_heads(self._args))
+        if together:
+            return Shared(inside, self._args, self.options, label, self.node)
+        return Sliced(inside, name_of(inside, self._engine), label, self.node)
 
     def on_host_pools_registered(self) -> None:
         """Engines share KV whose descriptors are equal to the letter."""
@@ -152,7 +172,10 @@ class LarderStorage(HiCacheStorage):
             logger.info("larder: %s, pool %s: pages of %d tokens, %s, shard "
                         "%d of %d of %s", self.node.url, name,
                         pool.page_tokens,
-                        "by way of a tensor" if pool.flat else "in place",
+                        "by way of a tensor" if pool.flat else
+                        f"in chunks of {pool.chunk_tokens}"
+                        if pool.chunk_tokens != pool.page_tokens else
+                        "in place",
                         pool.shard, pool.shards,
                         pool.descriptor.decode())
 
@@ -164,14 +187,14 @@ class LarderStorage(HiCacheStorage):
                 return 0
             data = digests(keys)
             self._remember(data, extra_info)
-            return self._match(self._pools[KV], data)
+            return self._match(self._pools[KV], data, extra_info)
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
 
-    def _match(self, pool: Pool, keys: bytes) -> int:
+    def _match(self, pool: Pool, keys: bytes, extra_info: Any = None) -> int:
         try:
-            found = pool.match(keys, self._lookup_ms)
+            found = pool.match(keys, _before(extra_info), self._lookup_ms)
         except _lib.LarderError as error:
             self._warn("lookup", error)
             found = 0
@@ -187,7 +210,7 @@ class LarderStorage(HiCacheStorage):
                 return PoolTransferResult(0, {}, [])
             data = digests(keys)
             self._remember(data, extra_info)
-            whole = self._match(self._pools[KV], data)
+            whole = self._match(self._pools[KV], data, extra_info)
             hits = {KV: whole} if whole else {}
             lengths = list(range(1, whole + 1))
             for transfer in pool_transfers or ():
@@ -260,8 +283,8 @@ class LarderStorage(HiCacheStorage):
                                     one.host_indices, extra_info)
                 for one in transfers}
 
-    def _pool_for(self, name: Any, keys: Sequence[str],
-                  indices: Any) -> Pool | None:
+    def _pool_for(self, name: Any, keys: Sequence[str], indices: Any,
+                  extra_info: Any) -> Pool | None:
         pool = self._pools.get(str(getattr(name, "value", name)))
         wanted = len(keys) * pool.page_tokens if pool is not None else -1
         if not keys or pool is None:
@@ -271,25 +294,31 @@ class LarderStorage(HiCacheStorage):
                        f"{0 if indices is None else indices.numel()} indices, "
                        f"not {wanted}")
             return None
+        if (pool.chunk_tokens != pool.page_tokens
+                and getattr(extra_info, "prefix_keys", None) is None):
+            self._warn("pages", "pages=shared needs "
+                       '"hicache_storage_pass_prefix_keys": true')
+            return None
         return pool
 
     def _get(self, name: Any, keys: Sequence[str], indices: Any,
              extra_info: Any) -> list[bool]:
         with self._calls.one() as may:
-            pool = self._pool_for(name, keys, indices)
+            pool = self._pool_for(name, keys, indices, extra_info)
             if not may or pool is None:
                 return [False] * len(keys)
             return self._got(pool, keys, lambda: pool.get(
-                keys, indices, _before(extra_info), self.options.load_ms))
+                keys, indices, _before(extra_info, pool.before),
+                self.options.load_ms))
 
     def _put(self, name: Any, keys: Sequence[str], indices: Any,
              extra_info: Any) -> list[bool]:
         with self._calls.one() as may:
-            pool = self._pool_for(name, keys, indices)
+            pool = self._pool_for(name, keys, indices, extra_info)
             if not may or pool is None:
                 return [False] * len(keys)
             return self._kept(pool, keys, lambda: pool.put(
-                keys, indices, _before(extra_info),
+                keys, indices, _before(extra_info, pool.before),
                 hold.deadline_ms(self.options)))
 
     # ---- pages, as tensors ----
@@ -418,10 +447,10 @@ class LarderStorage(HiCacheStorage):
             teller.join(0.05)
 
 
-def _before(extra_info: Any) -> tuple[int, bytes]:
-    """Pages before those of a call, and the last one's key."""
+def _before(extra_info: Any, most: int = 1) -> tuple[int, bytes]:
+    """Pages before those of a call, and the keys of the last of them."""
     before = getattr(extra_info, "prefix_keys", None)
-    return (len(before), digests(before[-1:])) if before else (0, b"")
+    return (len(before), digests(before[-most:])) if before else (0, b"")
 
 
 def _check_version(args: Any) -> None:

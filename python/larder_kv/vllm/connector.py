@@ -53,10 +53,14 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                 and (policy := patches.recompute_failed(owners))):
             logger.warning("larder: %s", policy)
         options = Options(transfer.kv_connector_extra_config)
+        if options.page_tokens and options.pages != "shared":
+            raise versions.Unsupported("larder: page_tokens does nothing "
+                                       "without pages=shared")
         described = model.describe(
             vllm_config, kv_cache_config, options.chunk,
             patches.asked_layout(owners, kv_cache_config), options.weights,
-            options.pages == "rank")
+            options.pages == "rank",
+            options if options.pages == "shared" else None)
         _check_model(vllm_config, described)
         if role == KVConnectorRole.SCHEDULER and described.opaque:
             logger.info("larder: KV is stored by rank (%s): engines of other "
@@ -76,7 +80,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
             announced = (events.Events(vllm_config, kv_cache_config,
-                                       described, node.url)
+                                       described, node.url,
+                                       options.events_ownership == "on")
                          if events.enabled(vllm_config) else None)
             self._scheduler = Scheduler(vllm_config, options, described, node,
                                         announced, len(owners) == 1)

@@ -76,7 +76,8 @@ class Describer:
         self._space = space
         self._later = later
         self._names = (pod.replace("@", "_")[:63], model[:127])
-        self._group = (group, one.index, one.block_tokens)
+        self._group = (kv.stored_in(described, group), one.index,
+                       one.block_tokens)
         self._off_until = 0.0
         self._known: OrderedDict[bytes, float] = OrderedDict()
 

@@ -62,7 +62,7 @@ class Events:
     """All but survey() and looked() are called by the scheduler's thread."""
 
     def __init__(self, config: VllmConfig, cache: KVCacheConfig,
-                 described: kv.Model, url: str):
+                 described: kv.Model, url: str, owned: bool = True):
         self._chunk = described.chunk_tokens
         self._groups = described.groups
         self._blocks = kv.stored_blocks(described)
@@ -75,7 +75,10 @@ class Events:
                         get_kv_cache_spec_sliding_window(s)) for s in specs]
         self._watched = next((i for i, g in enumerate(described.groups)
                               if g.rule == _lib.RULE_ALL), None)
+        # The same, among what is stored.
+        self._matched = kv.stored_in(described, self._watched or 0)
         here = "REMOTE" if url.startswith("tcp:") else "LOCAL"
+        self._owner = OWNER if owned else None
         self._localities = (here, here, "REMOTE")  # by place
         self._events: list[BlockStored | BlockRemoved] = []
         # Of a chunk's key: the hashes that were announced, by place and
@@ -142,7 +145,7 @@ class Events:
                 break
             first, end = ranges.pop()
             m = match(keys[first * _lib.KEY_BYTES:end * _lib.KEY_BYTES],
-                      end - first, self._watched)
+                      end - first, self._matched)
             ranges += _judge(found, first, end, m)
         return bytes(found)
 
@@ -247,7 +250,7 @@ class Events:
             self._events.append(_make(
                 BlockRemoved, block_hashes=gone, medium=MEDIA[place],
                 group_idx=group, locality=self._localities[place],
-                ownership=OWNER))
+                ownership=self._owner))
 
     def _names(self, name: tuple[int, int],
                hashes: list[Any]) -> list[tuple[Any, ...]]:
@@ -290,7 +293,7 @@ class Events:
             group_idx=group.index, kv_cache_spec_kind=kind,
             kv_cache_spec_sliding_window=window,
             session_id=getattr(request, "session_id", None),
-            locality=self._localities[place], ownership=OWNER)
+            locality=self._localities[place], ownership=self._owner)
 
     def _hash(self, request: Request, block: int, block_tokens: int) -> Any:
         """A block's hash is that of the hash block at its end."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv.engine import handoff
+from larder_kv.engine.explain import Half
 from larder_kv.engine.moves import Move
 
 if TYPE_CHECKING:
@@ -32,14 +34,18 @@ logger = logging.getLogger("vllm.larder")
 Tables = Callable[[int, int], list[tuple[int, array]]]
 PROMISED_SECONDS = 2.0  # a promise that takes longer is not waited for
 HANDED = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")  # RequestStatus
+# What vLLM's own connector notes in a request whose prompt it has shortened.
+SHORTENED = "_p_side_truncated"
 
 
 class Handoffs:
     """The scheduler's, of its thread only."""
 
     def __init__(self, described: Model, node: _lib.Node, space: _lib.Space,
-                 finder: Finder, counts: Counts, alone: bool):
-        """alone: no other connector's keys are in the answer."""
+                 finder: Finder, counts: Counts, alone: bool,
+                 lookahead: int = 1):
+        """alone: no other connector's keys are in the answer. lookahead:
+        tokens behind a prompt that drafters see when it is computed."""
         self._model = described
         self._node = node
         self._space = space
@@ -47,28 +53,26 @@ class Handoffs:
         self._counts = counts
         self._alone = alone
         self._warned = False
+        self._all = all(g.rule == _lib.RULE_ALL for g in described.groups)
+        # The last tokens of a prompt, which only the decode side computes: a
+        # state that has seen all of it is of no use for that, and what drafters
+        # made of the prefill side's own drafts is none either.
+        self._spare = max(int(described.has_state), lookahead - 1)
         self._member = ""  # the node's name, as it last said it
 
     def possible(self) -> bool:
-        """Recurrent state: it would have to be that before the last token. A
-        window that is shorter than a tail can be: an earlier block of the tail
-        might be gone. A drafter needs hidden states, which are not stored."""
-        groups, size = self._model.groups, self._model.chunk_tokens
-        return (not self._finder.fetches and not self._finder.eagle
-                and len({g.block_tokens for g in groups}) == 1
-                and all(g.rule == _lib.RULE_ALL
-                        or g.rule == _lib.RULE_TRAILING
-                        and g.window_tokens > size for g in groups))
+        """An engine that cannot be told of a failed load of such a model loads
+        only what was fetched before."""
+        return not self._finder.fetches
 
     def tails(self) -> handoff.Tails:
         if self._finder.tails is None:
             self._finder.tails = handoff.Tails(self._node, self._model)
         return self._finder.tails
 
-    def _named(self, t: Tracked) -> handoff.Handoff:
-        """Names all of the prompt, its tail too."""
+    def _named(self, t: Tracked, tokens: int) -> handoff.Handoff:
+        """Names so much of the prompt, its tail too."""
         request, tails = t.request, self.tails()
-        tokens = request.num_prompt_tokens
         t.prompt.extend(self._space, tokens)
         begin = tails.begin(tokens)
         keys = t.prompt.keys
@@ -79,31 +83,60 @@ class Handoffs:
         first = begin // tails.unit
         extra = t.prompt.extra_of(tails.unit, first,
                                   first - (-len(rest) // tails.unit))
-        return handoff.Handoff(keys.data(0, chunks),
+        hand = handoff.Handoff(keys.data(0, chunks),
                                tails.name(whole, rest, extra), tokens)
+        hand.prompt = request.num_prompt_tokens
+        # What is claimed whole is computed again from its last token on, when
+        # vLLM has given away what the token behind it does not see.
+        hand.claims = tokens if self._all else hand.most
+        return hand
 
     # ---- prefill ----
 
     def wants_decode(self, params: dict[str, Any] | None) -> bool:
         return bool(params and params.get("do_remote_decode"))
 
+    def shorten(self, request: Request) -> None:
+        """Before anything else is known of it: takes those tokens away that the
+        prefill side must not compute. Once: another connector, or an earlier
+        call, may have done it."""
+        back, params = self._spare, request.kv_transfer_params
+        if (not back or not self.possible() or params.get(SHORTENED)
+                or request.prompt_token_ids is None
+                or request.num_prompt_tokens <= back
+                or getattr(request, "skip_reading_prefix_cache", False)):
+            return
+        del request.prompt_token_ids[-back:], request._all_token_ids[-back:]
+        request.num_prompt_tokens -= back
+        request.max_tokens = 1
+        params[SHORTENED] = True
+
     def give(self, t: Tracked) -> None:
         """It has arrived, and will be handed off."""
-        if not self.possible() or not t.saves or t.prompt.waits():
+        half = t.record.half = Half("prefill", t.request.num_prompt_tokens)
+        if (not self.possible() or not t.saves or t.prompt.waits()
+                or self._spare
+                and not t.request.kv_transfer_params.get(SHORTENED)):
+            half.why = "unable"
             self._counts.add("handoffs_refused:unable")
             if not self._warned:
                 self._warned = True
-                logger.warning("larder: hand-offs of this engine go without "
-                               "promise and tail: it saves nothing, or its "
-                               "model has recurrent state")
+                logger.warning("larder: request %s cannot be handed off: this "
+                               "engine saves nothing, or its vLLM cannot "
+                               "report a failed load of this model, or the "
+                               "prompt is too short for it",
+                               t.request.request_id)
             return
-        t.gives = hand = self._named(t)
-        hand.member = self._member
+        t.gives = hand = self._named(t, t.request.num_prompt_tokens)
+        hand.half, hand.member = half, self._member
         tails = self.tails()
 
         def promise() -> None:
-            handoff.promise(hand, self._space, self._finder.layout, tails)
-            self._member = hand.member
+            if handoff.promise(hand, self._space, self._finder.layout, tails):
+                half.promised = time.monotonic()
+            else:
+                half.why = "promise"
+            self._member = half.member = hand.member
 
         self._finder.later(promise)
 
@@ -113,7 +146,7 @@ class Handoffs:
         hand = t.gives
         if hand is None or hand.tail_saved or known < hand.tokens:
             return None
-        hand.tail_saved = True
+        hand.tail_saved, hand.half.saved = True, time.monotonic()
         if not hand.tail:
             return None
         tails = self.tails()
@@ -126,8 +159,11 @@ class Handoffs:
         if hand is None:
             return None
         tails = self.tails()
-        good = (request.status.name in HANDED and hand.tail_saved
-                and not t.behind)
+        ended = request.status.name not in HANDED or not hand.tail_saved
+        good = not ended and not t.behind
+        half = hand.half
+        half.ended = time.monotonic() if good else 0.0
+        half.why = half.why if good else "ended" if ended else "busy"
         said = ((_lib.HANDOFF_ANSWERED,) if good
                 else (_lib.HANDOFF_FAILED, _lib.HANDOFF_OVER))
 
@@ -155,7 +191,17 @@ class Handoffs:
         first = self.tails().begin(hand.tokens)
         keys = hand.tail[(begin - first) // unit * _lib.KEY_BYTES:]
         return Move(t.request.request_id, keys, begin // unit, begin, end,
-                    tables, in_tail=True)
+                    tables, in_tail=handoff.last_tokens(hand.tokens, unit))
+
+    def fill_tables(self, tables: list[tuple[int, array]], end: int,
+                    saves: bool) -> None:
+        """Up to the tail's end, which need not be that of the group's own
+        blocks: what is behind the prompt is nobody's, whatever is saved for it,
+        and is not loaded."""
+        for (first, ids), group in zip(tables, self._model.groups):
+            lacks = end // group.block_tokens - first - len(ids)
+            if lacks > 0 and (ids or not saves):
+                ids.extend([ids[-1] if saves else _lib.NULL_BLOCK] * lacks)
 
     # ---- decode ----
 
@@ -169,23 +215,33 @@ class Handoffs:
     def take(self, t: Tracked) -> handoff.Handoff | None:
         """It has arrived. None: it is served without its hand-off."""
         given = t.switches.handoff
-        if not self.possible() or not t.loads or t.prompt.waits():
+        half = Half("decode", t.request.num_prompt_tokens)
+        half.early = given is None
+        t.record.half = t.record.half or half  # it may be both sides
+        tokens = t.request.num_prompt_tokens - self._spare
+        if (not self.possible() or not t.loads or t.prompt.waits()
+                or tokens <= 0):
+            half.why = "unable"
             self._counts.add("handoffs_refused:unable")
             return None
-        hand = self._named(t)
+        hand = self._named(t, tokens)
+        hand.half = half
         if given is None:
             hand.early = True
-            hand.member = t.switches.member
+            hand.member = half.member = t.switches.member
             hand.in_pieces = self._finder.whole
             return hand
         try:
-            return handoff.check(given, self._space, self._model.name, hand)
+            hand = handoff.check(given, self._space, self._model.name, hand)
         except handoff.Refused as why:
-            self.refused(t.request.request_id, str(why))
+            self.refused(t.request.request_id, half, str(why))
             return None
+        hand.half, half.member = half, hand.member
+        return hand
 
-    def refused(self, request_id: str, why: str) -> None:
+    def refused(self, request_id: str, half: Half, why: str) -> None:
         """Of any thread."""
+        half.why = why
         self._counts.add(f"handoffs_refused:{why}")
         logger.warning("larder: request %s goes without its hand-off: %s",
                        request_id, why)
@@ -195,10 +251,13 @@ class Handoffs:
         thread."""
         if look.left:  # the request was given up
             return
+        half = look.taken.hand.half
+        half.ended, half.whole = look.ended, look.taken.whole
         self._counts.time("handoff_ms", (look.ended - look.began) * 1000)
         self._counts.add("handoff_bytes", sum(look.tier_bytes))
         if not look.taken.whole:
             why = look.reason if look.reason not in ("", "none") else "absent"
+            half.why = half.why or why
             self._counts.add(f"handoffs_short:{why}")
 
     def load(self, t: Tracked, begin: int, tables: Tables) -> Move:
@@ -214,5 +273,8 @@ class Handoffs:
         if hand.tail:
             last = middle + hand.tail_blocks * unit
             after = max(begin, middle)
-            move.tail = self.tail_move(t, after, last, tables(after, last))
+            found = tables(after, last)
+            if any(ids for _, ids in found):  # else none of it is claimed
+                self.fill_tables(found, last, False)
+                move.tail = self.tail_move(t, after, last, found)
         return move

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
+from larder_kv._options import Options
 from larder_kv.vllm.label import label_of
-from larder_kv.engine.kv import GroupInfo, Model, Slices, lookup_layout
+from larder_kv.engine.kv import (GroupInfo, Model, Slices, lookup_layout,
+                                 stored)
 from larder_kv.engine.weights import snapshot, weights_digest
-from larder_kv.vllm import pages, versions
+from larder_kv.vllm import pages, shared, versions
 
 if TYPE_CHECKING:
     import torch
@@ -235,10 +237,10 @@ def _images(model: ModelConfig) -> list[str]:
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
              asked: str | None = None, weights: str = "",
-             by_rank: bool = False) -> Model:
+             by_rank: bool = False, together: Options | None = None) -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
     name, where they cannot be looked at; by_rank: pages are stored as they
-    are."""
+    are; together: with SGLang, by these options."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
                  "prefill_context_parallel_size"):
@@ -249,10 +251,6 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
             "larder: calculate_kv_scales makes KV that only the engine that "
             "computed it can read; use a checkpoint with scales")
     groups = _groups(kv)
-    if len(groups) > 1 and parallel.pipeline_parallel_size > 1:
-        raise versions.Unsupported(
-            "larder: pipeline parallelism with more than one KV cache group "
-            "is not supported")
     if (config.speculative_config is not None
             and parallel.pipeline_parallel_size > 1):
         # All ranks but the last are never asked to save then.
@@ -264,7 +262,15 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
             "larder: this model has no KV cache that can be stored")
     draft = _draft(config)
     slices = ("the option pages asks for it" if by_rank else
-              pages.slices_of(config, kv, groups, draft is not None))
+              pages.slices_of(config, kv, groups, draft is not None,
+                              chunk_of(kv, groups, chunk, sliced=True)))
+    if (isinstance(slices, str) and len(groups) > 1
+            and parallel.pipeline_parallel_size > 1):
+        raise versions.Unsupported(
+            "larder: pipeline parallelism with more than one KV cache group "
+            f"is not supported here: {slices}")
+    if together is not None:
+        return shared.describe(config, groups, slices, draft, together)
     known = bool(weights) or config.load_config.load_format == "dummy"
     described = {
         "model": fingerprint(config.model_config, known),
@@ -322,9 +328,12 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
     here = max(1, slices.heads // tp)
     replicas = max(1, tp // slices.heads)
     tokens = chunk_of(kv, groups, chunk, sliced=True)
-    lookup = lookup_layout(tokens, groups, slices)
+    lookup = lookup_layout(tokens, slices.groups, slices)
     head_bytes = [kv.kv_cache_groups[g.index].kv_cache_spec.page_size_bytes
-                  // here for g in groups]
+                  // here for g in slices.groups]
+    # An engine that needs more of a group stores the same (pages._parts()).
+    rules = [_lib.RULE_TRAILING if g.window_tokens else g.rule
+             for g in slices.groups]
     described |= {
         "sliced": SLICED,
         "heads": slices.heads,
@@ -332,15 +341,16 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
     }
     if slices.rows:
         described["groups"] = [
-            [g.rule, g.window_tokens, layers, rows]
-            for g, layers, rows in zip(groups, slices.layers, slices.rows)]
+            [rule, g.window_tokens, layers, rows] for g, rule, layers, rows
+            in zip(slices.groups, rules, slices.layers, slices.rows)]
     else:
         described |= {
             "engine": "vllm",
             "packing": _instructions(),
-            "groups": [[g.kind, g.rule, g.block_tokens, g.window_tokens,
-                        layers, of_head] for g, layers, of_head
-                       in zip(groups, slices.layers, head_bytes)],
+            "groups": [[g.kind, rule, g.block_tokens, g.window_tokens,
+                        layers, of_head] for g, rule, layers, of_head
+                       in zip(slices.groups, rules, slices.layers,
+                              head_bytes)],
         }
     try:
         return Model(groups, tokens,
@@ -350,7 +360,7 @@ def _by_slice(config: VllmConfig, kv: KVCacheConfig,
                      chunk_bytes=sum(
                          of_head * slices.heads * len(layers)
                          * (tokens // g.block_tokens) for g, layers, of_head
-                         in zip(groups, slices.layers, head_bytes)))
+                         in zip(slices.groups, slices.layers, head_bytes)))
     finally:
         lookup.close()
 
@@ -402,6 +412,15 @@ def _backends(config: VllmConfig | None) -> tuple[Any, str]:
             if name in layers else None, str(config.cache_config.cache_dtype))
 
 
+def _stored_in(model: Model, group: int, name: str) -> int:
+    """Which of the space's groups has a layer of one of the engine's."""
+    if model.slices is None:
+        return group
+    layer = pages.index_of(name)
+    return next(i for i, layers in enumerate(model.slices.layers)
+                if layer in layers)
+
+
 def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
            log: Log | None = None, gpu: _lib.Gpu | None = None,
            tp: int = 1, rank: int = 0,
@@ -412,15 +431,16 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
     regions: dict[int, int] = {}  # base to index
     devices = set()
     found: list[_lib.Region] = []
-    groups = []
-    tensors: list[list[tuple[str, torch.Tensor]]] = []
-    for info in model.groups:
-        layers = []
-        tensors.append([])
+    layers: list[list[_lib.Layer]] = [[] for _ in stored(model)]
+    tables: list[list[int]] = [[] for _ in layers]  # of these
+    tensors: list[list[tuple[str, torch.Tensor]]] = [[] for _ in layers]
+    for table, info in enumerate(model.groups):
         for name in kv.kv_cache_groups[info.index].layer_names:
+            i = _stored_in(model, table, name)
             for tensor in pieces(name, caches[name], kv.num_blocks):
                 devices.add(tensor.device)
-                tensors[-1].append((name, tensor))
+                tensors[i].append((name, tensor))
+                tables[i].append(table)
                 storage = tensor.untyped_storage()
                 base = storage.data_ptr()
                 if base not in regions:
@@ -428,21 +448,21 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
                     found.append(_lib.Region(name.encode(), base,
                                              storage.nbytes()))
                 stride, size = _page(name, tensor, kv.num_blocks)
-                layers.append(_lib.Layer(name.encode(), regions[base],
-                                         tensor.data_ptr() - base, stride,
-                                         size))
-        groups.append(_lib.Group(info.rule, info.block_tokens,
-                                 info.window_tokens,
-                                 (_lib.Layer * len(layers))(*layers),
-                                 len(layers)))
+                layers[i].append(_lib.Layer(name.encode(), regions[base],
+                                            tensor.data_ptr() - base, stride,
+                                            size))
+    groups = [_lib.Group(info.rule, info.block_tokens, info.window_tokens,
+                         (_lib.Layer * len(own))(*own), len(own))
+              for info, own in zip(stored(model), layers)]
     if len(devices) > 1:
         raise versions.Unsupported(
             "larder: a worker's KV cache on several devices "
             f"({', '.join(sorted(map(str, devices)))}) is not supported")
     if gpu is None and devices:
         gpu = _gpu(devices.pop(), log)
-    inside = (pages.described(model.slices, model.groups, tensors,
-                              kv.num_blocks, tp, rank, *_backends(config))
-              if model.slices else ())
+    inside = (pages.described(model.slices, tensors, kv.num_blocks, tp, rank,
+                              *_backends(config)) if model.slices else ())
     return _lib.Layout(model.chunk_tokens, groups, found, kv.num_blocks, gpu,
-                       inside, model.slices.model_layers if inside else 0)
+                       inside, model.slices.model_layers if inside else 0,
+                       tables=[table for own in tables for table in own],
+                       table_count=len(model.groups))

@@ -14,10 +14,11 @@ attention backend says what its shape means. Strides are the tensor's own.
 """
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from larder_kv import _lib
 from larder_kv.engine.kv import GroupInfo, Slices
@@ -46,6 +47,102 @@ def _indexes(kv: KVCacheConfig, group: GroupInfo) -> tuple[int, ...] | None:
     if None in found or len(set(found)) != len(found):
         return None
     return tuple(sorted(found))
+
+
+# ---- groups ----
+
+
+class _Part(NamedTuple):
+    """Layers of one of the engine's groups that are stored together."""
+
+    info: GroupInfo
+    number: int  # of the engine's group, among those that are stored
+    layers: tuple[int, ...]
+    rows: tuple[int, ...]
+
+    def key(self) -> tuple[Any, ...]:
+        return self.info.window_tokens, self.info.block_tokens, self.rows
+
+
+def _windows(config: VllmConfig) -> tuple[bool, ...]:
+    """Of each of the model's layers: whether it has a window. Empty: that is
+    not known."""
+    types = getattr(config.model_config.hf_text_config, "layer_types", None)
+    kinds = {"sliding_attention": True, "full_attention": False}
+    found = tuple(kinds.get(one) for one in types or ())
+    return () if None in found else found
+
+
+def _parts(config: VllmConfig, kv: KVCacheConfig, number: int, info: GroupInfo,
+           layers: tuple[int, ...], rows: tuple[int, ...],
+           chunk: int) -> list[_Part]:
+    """Without its hybrid manager vLLM has layers with a window in one group
+    with the others, and needs all of their KV. All of it is stored, if a chunk
+    is not longer than the window: then what is stored is what it is with the
+    manager."""
+    spec = kv.kv_cache_groups[info.index].kv_cache_spec
+    window = getattr(spec, "sliding_window", None) or 0
+    known = _windows(config)
+    if (info.rule != _lib.RULE_ALL or window <= chunk
+            or len(known) <= max(layers, default=0)):
+        return [_Part(info, number, layers, rows)]
+    inside = dataclasses.replace(info, kind="SlidingWindowSpec",
+                                 window_tokens=window)
+    found = [_Part(inside, number, tuple(i for i in layers if known[i]), rows),
+             _Part(info, number, tuple(i for i in layers if not known[i]),
+                   rows)]
+    # (A rank of a pipeline may have none of one.)
+    pipeline = config.parallel_config.pipeline_parallel_size > 1
+    return [part for part in found if part.layers or pipeline]
+
+
+def _all_ranks(config: VllmConfig, key: tuple[Any, ...], here: set[int],
+               keys: int) -> set[int] | None:
+    """A stored group's layers on all ranks of a pipeline; here: on those that
+    this rank has. None: that is not known."""
+    layers = config.model_config.get_total_num_hidden_layers()
+    if keys == 1:
+        return set(range(layers))
+    known = _windows(config)
+    if keys != 2 or len(known) != layers:
+        return None
+    found = {i for i in range(layers) if known[i] == (key[0] > 0)}
+    return found if here <= found else None
+
+
+def _borders(layers: int) -> list[int]:
+    from vllm.distributed.utils import get_pp_indices
+
+    found = {get_pp_indices(layers, rank, size)[0]
+             for size in PIPELINES if size <= layers for rank in range(size)}
+    return [*sorted(found), layers]
+
+
+def _grouped(config: VllmConfig, parts: list[_Part]) -> (
+        list[tuple[tuple[Any, ...], tuple[int, ...]]] | str):
+    """What is stored together: the keys, and their layers in the model."""
+    layers = config.model_config.get_total_num_hidden_layers()
+    found: dict[tuple[Any, ...], set[int]] = {}
+    for part in parts:
+        found.setdefault(part.key(), set()).update(part.layers)
+    if config.parallel_config.pipeline_parallel_size > 1:
+        # Of the others' layers a rank has not even the names.
+        all_ = {key: _all_ranks(config, key, here, len(found))
+                for key, here in found.items()}
+        if None in all_.values():
+            return "it is not known which groups the other ranks' layers are of"
+        borders = _borders(layers)
+        for first, end in zip(borders, borders[1:]):
+            if any(one.isdisjoint(range(first, end)) for one in all_.values()):
+                return "a rank of this pipeline holds parts of slices"
+        found = all_
+    if sorted(i for one in found.values() for i in one) != list(range(layers)):
+        return "not every layer has KV of its own"
+    return sorted(((key, tuple(sorted(one))) for key, one in found.items()),
+                  key=lambda one: one[1])
+
+
+# ---- slices ----
 
 
 def _head_slices(heads: int) -> int:
@@ -101,8 +198,7 @@ def _spec_rows(spec: Any, here: int) -> tuple[int, ...] | str:
 
 def _cuda_rows(config: VllmConfig, kv: KVCacheConfig,
                groups: tuple[GroupInfo, ...],
-               heads: int) -> tuple[tuple[int, ...], ...] | str:
-    here = max(1, heads // config.parallel_config.tensor_parallel_size)
+               here: int) -> tuple[tuple[int, ...], ...] | str:
     found = [_spec_rows(kv.kv_cache_groups[g.index].kv_cache_spec, here)
              for g in groups]
     why = [one for one in found if isinstance(one, str)]
@@ -110,9 +206,11 @@ def _cuda_rows(config: VllmConfig, kv: KVCacheConfig,
 
 
 def slices_of(config: VllmConfig, kv: KVCacheConfig,
-              groups: tuple[GroupInfo, ...], draft: bool) -> Slices | str:
+              groups: tuple[GroupInfo, ...], draft: bool,
+              chunk: int) -> Slices | str:
     """How the model is cut; or why its pages stay opaque, in words. The same
-    on the scheduler's side and the workers'. draft: there is one, a model."""
+    on the scheduler's side and the workers'. draft: there is one, a model.
+    chunk: its tokens."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu() and not current_platform.is_cuda():
@@ -128,26 +226,41 @@ def slices_of(config: VllmConfig, kv: KVCacheConfig,
     heads = _heads(config, kv, groups)
     if heads is None:
         return "layers differ in KV heads"
-    rows = (_cuda_rows(config, kv, groups, heads)
-            if current_platform.is_cuda() else ())
+    tp = config.parallel_config.tensor_parallel_size
+    here = max(1, heads // tp)
+    rows = (_cuda_rows(config, kv, groups, here)
+            if current_platform.is_cuda() else tuple(
+                (kv.kv_cache_groups[g.index].kv_cache_spec.page_size_bytes
+                 // here,) for g in groups))
     if isinstance(rows, str):
         return rows
-    tp = config.parallel_config.tensor_parallel_size
     if 1 < _head_slices(heads) < min(tp, heads):
         return f"a rank of {tp} holds less than a slice of {heads} KV heads"
     layers = config.model_config.get_total_num_hidden_layers()
     found = [_indexes(kv, group) for group in groups]
     pp = config.parallel_config.pipeline_parallel_size
-    if pp > 1:
-        if pp not in PIPELINES or os.environ.get("VLLM_PP_LAYER_PARTITION"):
-            return "a rank of this pipeline holds parts of slices"
-        # One group (describe() sees to it), of which this rank has a part.
-        found = [tuple(range(layers)) if one is not None else None
-                 for one in found]
-    if None in found or sorted(i for one in found for i in one) != (
-            list(range(layers))):
+    if pp > 1 and (pp not in PIPELINES
+                   or os.environ.get("VLLM_PP_LAYER_PARTITION")):
+        return "a rank of this pipeline holds parts of slices"
+    if None in found:
         return "not every layer has KV of its own"
-    return Slices(heads, layers, tuple(found), rows)
+    parts = [part for i, (info, here_, row) in enumerate(
+        zip(groups, found, rows)) for part in _parts(
+            config, kv, i, info, here_, row, chunk)]
+    stored = _grouped(config, parts)
+    if isinstance(stored, str):
+        return stored
+    first = [next(p for p in parts if p.key() == key) for key, _ in stored]
+    # Rather the one without a window, of which every engine needs all.
+    of = [min((p.info.window_tokens > 0, i) for p in parts
+              for i, (key, _) in enumerate(stored)
+              if p.number == number and p.key() == key)[1]
+          for number in range(len(groups))]
+    return Slices(
+        heads, layers, tuple(part.info for part in first),
+        tuple(one for _, one in stored), tuple(of),
+        tuple(part.rows for part in first)
+        if current_platform.is_cuda() else ())
 
 
 def _strides(name: str, tensor: torch.Tensor, blocks: int,
@@ -193,8 +306,8 @@ def _axes(name: str, tensor: torch.Tensor, backend: Backend | None,
                    for i, n in enumerate(plain))
 
 
-def _parts(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
-           here: int, rows: tuple[int, ...], place: int) -> list[_lib.Part]:
+def _rows(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
+          here: int, rows: tuple[int, ...], place: int) -> list[_lib.Part]:
     """Where the rows of a layer's page lie."""
     unit = tensor.element_size()
     size = dict(zip(axes, tensor.shape))
@@ -227,23 +340,23 @@ def _opaque_parts(name: str, tensor: torch.Tensor, blocks: int, here: int,
                       bytes=size)]
 
 
-def described(slices: Slices, groups: tuple[GroupInfo, ...],
+def described(slices: Slices,
               tensors: list[list[tuple[str, torch.Tensor]]], blocks: int,
               tp: int, rank: int, backend: Backend | None = None,
               cache_dtype: str = "auto") -> list[_lib.Pages]:
-    """For a rank's layout. tensors: of each group's layers here, by name, in
-    the order of the layout's layers."""
+    """For a rank's layout. tensors: of each stored group's layers here, by
+    name, in the order of the layout's layers."""
     found = []
     here = max(1, slices.heads // tp)
     for i, (group, layers, places) in enumerate(
-            zip(groups, slices.layers, tensors)):
+            zip(slices.groups, slices.layers, tensors)):
         pages: list[Any] = []
         for place, (name, tensor) in enumerate(places):
             if slices.rows:
                 axes = _axes(name, tensor, backend, group.block_tokens, here,
                              tensor.shape[-1], cache_dtype)
-                parts = _parts(name, tensor, axes, blocks, group.block_tokens,
-                               here, slices.rows[i], place)
+                parts = _rows(name, tensor, axes, blocks, group.block_tokens,
+                              here, slices.rows[i], place)
             else:
                 parts = _opaque_parts(name, tensor, blocks, here, place)
             pages.append(_lib.Page(index_of(name), len(parts),

@@ -65,7 +65,8 @@ class Scheduler:
         self.node = node
         self.space = node.space(described.descriptor, described.shards,
                                 described.chunk_tokens, described.label,
-                                chunk_bytes=described.chunk_bytes)
+                                chunk_bytes=described.chunk_bytes,
+                                page_tokens=described.page_tokens)
         self.counts = Counts()
         self.events = events
         self.describer: Describer | None = None
@@ -96,6 +97,7 @@ class Scheduler:
         self._blocks = [g.block_tokens for g in described.groups]
         self._rule = [g.rule for g in described.groups]
         self._has_state = described.has_state
+        self._state: Any = None  # vLLM's, of states, in the step that is made
         self._indexes = [g.index for g in described.groups]
         self._windows = [g.window_tokens for g in described.groups]
         self._numbered = limits.numbers_images(config)
@@ -104,8 +106,9 @@ class Scheduler:
                              gpu, versions.reports_failed_requests(),
                              drafts is not None and bool(drafts.use_eagle()))
         self.drop = Drop(self.space, events, self.finder.later)
-        self.handoffs = Handoffs(described, node, self.space, self.finder,
-                                 self.counts, alone)
+        self.handoffs = Handoffs(
+            described, node, self.space, self.finder, self.counts, alone,
+            getattr(config, "num_prefill_lookahead_tokens", 1))
         if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
@@ -135,8 +138,13 @@ class Scheduler:
             self.counts.add("skipped_numbered_images")
             self._without(request, "images")
             return
+        params = request.kv_transfer_params
+        gives = self.handoffs.wants_decode(params)
+        saves = self.saves and not switches.skip_save
+        if gives and saves:
+            self.handoffs.shorten(request)
         t = Tracked(request, switches)
-        t.saves = self.saves and not switches.skip_save
+        t.saves = saves
         t.loads = (self.loads and not switches.skip_load
                    and not getattr(request, "skip_reading_prefix_cache",
                                    False))
@@ -148,8 +156,6 @@ class Scheduler:
             if t.prompt.seen():
                 self._without(request, t.record.why)
                 return
-        params = request.kv_transfer_params
-        gives = self.handoffs.wants_decode(params)
         takes = self.handoffs.wants_prefill(params, switches)
         names = (None if (gives or takes) and t.prompt.seen()
                  else t.prompt.later(chunks))
@@ -167,8 +173,8 @@ class Scheduler:
             t.until = time.monotonic() + taken.wait_seconds
             t.lookup = t.record.look = self.finder.take(
                 request.request_id, taken, self.handoffs.tails(), told,
-                functools.partial(self.handoffs.refused,
-                                  request.request_id),
+                functools.partial(self.handoffs.refused, request.request_id,
+                                  taken.half),
                 self.handoffs.staged)
             return
         self._look_up(t, told)
@@ -479,6 +485,8 @@ class Scheduler:
 
     def _saves(self, out: SchedulerOutput) -> None:
         size = self.model.chunk_tokens
+        self._state = (getattr(out, "kv_connector_block_state", None)
+                       if self._has_state else None)
         scheduled = out.num_scheduled_tokens
         drafts = out.scheduled_spec_decode_tokens
         for new in out.scheduled_new_reqs:
@@ -510,10 +518,8 @@ class Scheduler:
                     or t.gives is not None):
                 self._save(t, computed, scheduled[req_id]
                            - len(drafts.get(req_id, ())))
-        if self._has_state:
-            state = getattr(out, "kv_connector_block_state", None)
-            if state is not None:
-                self._states(state.boundary_state_offloads)
+        if self._state is not None:
+            self._states(self._state.boundary_state_offloads)
 
     def _begin_saving(self, t: Tracked) -> None:
         """Nobody waits for the lookup of a prompt that vLLM has itself. Until
@@ -559,12 +565,21 @@ class Scheduler:
         if found is None:
             return
         begin, end = found
-        tables = self._tables(dict(zip(self._indexes, t.tables)), begin, end)
+        ids, held = dict(zip(self._indexes, t.tables)), self.holds.on
+        # Only vLLM knows where a state is by now.
+        if now := getattr(self._state, "resolve_block_ids", None):
+            ids = dict(enumerate(now(t.request.request_id)))
+        tables = self._tables(ids, begin, end)
         for i, rule in enumerate(self._rule):
             if rule == _lib.RULE_TRAILING:
                 self._forget(tables[i], i, computed)
+            elif rule == _lib.RULE_LAST:
+                first, of_state = tables[i]
+                tables[i] = first + len(of_state) - 1, of_state[-1:]
+                held = held and self.holds.shared(list(of_state[-1:]))
+        self.handoffs.fill_tables(tables, end, True)
         move = self.handoffs.tail_move(t, begin, end, tables)
-        move.ttl_ms, move.held = handoff.TAIL_MS, self.holds.on
+        move.ttl_ms, move.held = handoff.TAIL_MS, held
         self.step.saves.append(move)
         if move.held:
             self._job += 1

@@ -10,13 +10,13 @@
 #include "net/pool.h"
 #include "tier/peer/homes.h"
 
-#define SLICE 64u                /* entries looked at in one go */
-#define LOOKED 64u               /* of those, keys that are read from a disk */
-#define PACE_NS 4000000u         /* between two goes that read */
-#define REST_NS 1000000u         /* after 16 that did not */
-#define FULL_NS 20000000u        /* while a member takes what it is told */
-#define LOOK_NS 500000000u       /* for members, views and disks */
-#define FAILED_NS 200000000u     /* before a member is told again */
+#define SLICE 64u            /* entries looked at in one go */
+#define LOOKED 64u           /* of those, keys that are read from a disk */
+#define PACE_NS 4000000u     /* between two goes that read */
+#define REST_NS 1000000u     /* after 16 that did not */
+#define FULL_NS 20000000u    /* while a member takes what it is told */
+#define LOOK_NS 500000000u   /* for members, views and disks */
+#define FAILED_NS 200000000u /* before a member is told again */
 #define FIRST_ROWS 64u
 
 typedef struct ldr_here_row {
@@ -31,8 +31,7 @@ static bool weighs(const ldr_peers_t *p)
 {
     const ldr_view_t *v = p->view;
 
-    return v == NULL || v->self == LDR_NOBODY ||
-           v->members[v->self].weight > 0;
+    return v == NULL || v->self == LDR_NOBODY || v->members[v->self].weight > 0;
 }
 
 static bool disk_takes(const ldr_peers_t *p, uint32_t space)
@@ -118,11 +117,11 @@ static void pop(ldr_peer_node_t *n, uint32_t count)
 }
 
 /* Whether another shard of the chunk made its home known. */
-static bool is_told(const ldr_store_t *store, uint32_t chunk)
+static bool is_announced(const ldr_store_t *store, uint32_t chunk)
 {
     uint32_t i = store->chunks[chunk].shards;
 
-    while (i != LDR_NIL && !store->shards[i].told) {
+    while (i != LDR_NIL && !store->shards[i].announced) {
         i = store->shards[i].next;
     }
     return i != LDR_NIL;
@@ -134,11 +133,11 @@ void ldr_home_announce(ldr_peers_t *p, uint32_t shard)
     ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
     ldr_peer_node_t *nodes[LDR_HOME_RANKS];
-    bool known = is_told(store, sh->chunk);
+    bool known = is_announced(store, sh->chunk);
     uint32_t mine;
 
     ldr_host_held(p->host);
-    sh->told = 1;
+    sh->announced = 1;
     unsigned count =
         ldr_peers_owners(p, &c->key, false, LDR_HOME_RANKS, nodes, &mine);
     for (unsigned i = 0; i < count && mine != 0 && !known; i++) {
@@ -222,7 +221,7 @@ static void give_bytes(ldr_peer_node_t *n)
                                            : LDR_NIL;
              k != LDR_NIL; k = store->shards[k].next) {
             if (store->shards[k].state == LDR_SHARD_READY &&
-                store->shards[k].told) {
+                store->shards[k].announced) {
                 ldr_behind_push(store, LDR_PEER_QUEUE, k);
             }
         }
@@ -322,7 +321,7 @@ bool ldr_here_say(ldr_peer_node_t *n)
         n->here_again_ns = ldr_peers_now(p) + FAILED_NS;
     } else {
         pop(n, count); /* nobody else has taken rows away */
-        n->n.homes_told += st == LARDER_OK ? count : 0;
+        n->n.homes_announced += st == LARDER_OK ? count : 0;
     }
     p->threads->wake(p->threads->arg, &p->announce_work, true);
     p->threads->wake(p->threads->arg, &host->changed, true);
@@ -407,10 +406,9 @@ static unsigned whom(ldr_peers_t *p, uint32_t set, ldr_peer_node_t **nodes)
         uint16_t at = p->by_place[places[i]];
         ldr_peer_node_t *node = at != LDR_PEER_NONE ? p->nodes[at] : NULL;
 
-        if (node != NULL &&
-            (node->here_walks || before == NULL ||
-             !is_of(before, set, LDR_HOME_RANKS, node->id) ||
-             is_of(before, set, 1, p->self.id))) {
+        if (node != NULL && (node->here_walks || before == NULL ||
+                             !is_of(before, set, LDR_HOME_RANKS, node->id) ||
+                             is_of(before, set, 1, p->self.id))) {
             nodes[n++] = node;
         }
     }
@@ -449,7 +447,7 @@ static void look_at(ldr_peers_t *p, walk_t *w, uint32_t entry)
         return;
     }
     bool disk = ldr_index_has_loc(&store->index, entry);
-    if (e->resident != LDR_NIL && (disk || is_told(store, e->resident))) {
+    if (e->resident != LDR_NIL && (disk || is_announced(store, e->resident))) {
         tell(p, e->set, e->space, e->epoch, e->group,
              &store->chunks[e->resident].key);
     } else if (disk) {
@@ -459,11 +457,11 @@ static void look_at(ldr_peers_t *p, walk_t *w, uint32_t entry)
             number++;
         }
         w->looked[w->count].set = e->set;
-        w->looked[w->count++].row = (ldr_looked_t){.entry = entry,
-                                                   .number = number,
-                                                   .space = e->space,
-                                                   .fingerprint =
-                                                       e->fingerprint};
+        w->looked[w->count++].row =
+            (ldr_looked_t){.entry = entry,
+                           .number = number,
+                           .space = e->space,
+                           .fingerprint = e->fingerprint};
     }
 }
 
@@ -510,9 +508,9 @@ static bool must_wait(const ldr_peers_t *p)
 /* Whether there is reason to walk; then it begins. With the lock. */
 static bool begin(ldr_peers_t *p, walk_t *w, bool disk)
 {
-    bool any = p->announced != NULL && p->view != NULL &&
-               memcmp(p->announced->hash, p->view->hash,
-                      sizeof(p->view->hash)) != 0;
+    bool any =
+        p->announced != NULL && p->view != NULL &&
+        memcmp(p->announced->hash, p->view->hash, sizeof(p->view->hash)) != 0;
 
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
@@ -587,8 +585,8 @@ void *ldr_peer_announcer(void *peers)
             until_ns = walk_on(p, w);
         }
         if (until_ns > 0) {
-            p->threads->wait(p->threads->arg, &p->announce_work,
-                             &p->host->lock, until_ns);
+            p->threads->wait(p->threads->arg, &p->announce_work, &p->host->lock,
+                             until_ns);
         } else { /* others have their turn */
             ldr_host_unlock(p->host);
             ldr_host_lock(p->host);

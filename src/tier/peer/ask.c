@@ -12,6 +12,7 @@
 #define ABSENT_NS 500000000u /* ... and that nobody has it */
 #define RANKS 2u
 #define RENEW_MAX 1024u
+#define AHEAD 16u /* rows whose owners are read ahead */
 
 /* The member that the ask means: by its name, or by an address HOST:PORT. A
  * router knows the port of an engine and not of its node, so the host alone is
@@ -93,10 +94,9 @@ static ldr_query_part_t *part_of(ldr_query_t *ask, ldr_query_part_t **parts,
 
 /* Nobody answers for these chunks now. */
 static void note(ldr_peers_t *p, const ldr_query_t *ask,
-                 const ldr_query_row_t *row, uint16_t holder)
+                 const ldr_query_row_t *row, uint16_t holder, uint64_t now_ns)
 {
     uint32_t epoch = p->host->store.spaces[ask->space].epoch;
-    uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at, none = {.holder = holder, .second = LDR_PEER_NONE};
 
     for (uint32_t i = 0; i < ask->shards; i++) {
@@ -143,7 +143,7 @@ static bool add_member(ldr_query_t *ask, ldr_query_part_t **parts,
  * the ask names, those of rank 1 and 2, and those of which this node itself
  * knows that they should have it. */
 static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
-                     ldr_peer_node_t *first, uint32_t at)
+                     ldr_peer_node_t *first, uint32_t at, uint64_t now_ns)
 {
     ldr_query_row_t *row = &ask->rows[at];
     uint32_t epoch = p->host->store.spaces[ask->space].epoch, mine;
@@ -162,7 +162,8 @@ static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
         add_member(ask, parts, nodes[k], at, 0);
     }
     /* With nobody asked it is this node's, and nobody else's. */
-    note(p, ask, row, row->asked == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN);
+    note(p, ask, row, row->asked == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN,
+         now_ns);
 }
 
 /* Gives the parts to the lanes of their members. */
@@ -187,15 +188,18 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
     ldr_query_part_t **parts = ldr_alloc(LDR_PEERS_MAX * sizeof(*parts));
+    uint64_t now_ns = ldr_peers_now(p);
 
     ldr_host_held(p->host);
-    ask->match_ns =
-        ldr_min64(ask->until_ns,
-                  ldr_peers_now(p) + p->host->options.peer_match_ms * 1000000u);
+    ask->match_ns = ldr_min64(
+        ask->until_ns, now_ns + p->host->options.peer_match_ms * 1000000u);
     ldr_peer_node_t *first = hinted(p, ask);
     ask->homes = true;
     for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
-        hand_row(p, ask, parts, first, i);
+        if (i + AHEAD < ask->count && p->view != NULL) {
+            ldr_view_prefetch(p->view, ldr_run_hash(&ask->rows[i + AHEAD].key));
+        }
+        hand_row(p, ask, parts, first, i, now_ns);
     }
     if (ask->promised && parts != NULL && first != NULL &&
         parts[first->number] != NULL) {
@@ -278,9 +282,9 @@ static void note_promised(ldr_query_part_t *part, const ldr_query_row_t *row,
 /* The member says that another one should have it: that is asked next, and at
  * once. *more_p: parts of members that are; NULL: there are none yet. With the
  * lock. */
-static void follow(ldr_peers_t *p, ldr_query_t *ask, uint32_t at,
-                   const ldr_peer_head_t *reply, uint32_t place,
-                   ldr_query_part_t ***more_p)
+static void ask_home(ldr_peers_t *p, ldr_query_t *ask, uint32_t at,
+                     const ldr_peer_head_t *reply, uint32_t place,
+                     ldr_query_part_t ***more_p)
 {
     if (place == 0 || place > reply->other_count || ask->over) {
         return;
@@ -298,14 +302,13 @@ static void follow(ldr_peers_t *p, ldr_query_t *ask, uint32_t at,
 
 /* What a member has of one chunk: lengths of its shards. With the lock. */
 static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
-                        uint32_t which, uint32_t epoch,
+                        uint32_t which, uint32_t epoch, uint64_t now_ns,
                         const ldr_peer_head_t *reply, const uint8_t *lengths,
                         ldr_query_part_t ***more_p)
 {
     ldr_peers_t *p = n->tier;
     ldr_query_t *ask = part->ask;
     ldr_query_row_t *row = &ask->rows[which & LDR_QUERY_ROW];
-    uint64_t now_ns = ldr_peers_now(p);
     bool none = true;
     ldr_location_t at;
 
@@ -325,8 +328,8 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
 
         none = none && length == 0;
         if (length == LDR_FOUND_AT && ask->homes) {
-            follow(p, ask, which & LDR_QUERY_ROW, reply,
-                   found >> LDR_FOUND_BITS, more_p);
+            ask_home(p, ask, which & LDR_QUERY_ROW, reply,
+                     found >> LDR_FOUND_BITS, more_p);
         }
         if (length == 0 || length > LARDER_VALUE_MAX) {
             continue;
@@ -348,7 +351,7 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
         ldr_home_say_gone(n, ask->space, &row->key, row->group);
     }
     if (row->answered == row->asked) { /* all have, so it is known */
-        note(p, ask, row, LDR_PEER_NONE);
+        note(p, ask, row, LDR_PEER_NONE, now_ns);
     }
 }
 
@@ -398,8 +401,10 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
     ldr_host_lock(p->host);
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
+        uint64_t now_ns = ldr_peers_now(p);
+
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, part, part->rows[at + i], head.epoch, &reply,
+            take_answer(n, part, part->rows[at + i], head.epoch, now_ns, &reply,
                         reply.rows + (size_t)i * 4 * ask->shards, &more);
         }
         if (more != NULL) {

@@ -16,6 +16,9 @@ typedef struct batch {
     bool came[LDR_PEER_BATCH]; /* bytes are there, and right */
     ldr_peer_shard_t rows[LDR_PEER_BATCH];
     uint32_t count, space, epoch;
+    uint32_t
+        asked[LDR_PEER_BATCH]; /* those of this call: all, then wrong ones */
+    uint32_t asked_count, wrong;
     uint64_t bytes;
     struct iovec iov[LDR_READ_IOV];
 } batch_t;
@@ -115,13 +118,17 @@ static bool gather(ldr_peer_node_t *n, batch_t *b)
 
 static size_t compose(const batch_t *b, uint32_t space, uint8_t *body)
 {
-    ldr_peer_head_t head = {
-        .space = space, .epoch = b->epoch, .count = b->count, .shards = 1};
+    ldr_peer_head_t head = {.space = space,
+                            .epoch = b->epoch,
+                            .count = b->asked_count,
+                            .shards = 1};
     size_t bytes = ldr_put_peer_head(body, &head);
 
-    for (uint32_t i = 0; i < b->count; i++) {
+    for (uint32_t k = 0; k < b->asked_count; k++) {
+        uint32_t i = b->asked[k];
         ldr_peer_name_t name = {b->keys[i], b->groups[i], b->numbers[i],
-                                b->rooms[i]};
+                                b->rooms[i] |
+                                    (b->wrong > 0 ? LDR_GET_CHECK : 0)};
 
         ldr_put_peer_name(body + bytes, &name);
         bytes += LDR_PEER_NAME_BYTES;
@@ -151,15 +158,15 @@ static larder_status_t take_payload(ldr_peer_node_t *n, batch_t *b,
 
     if (!ldr_get_peer_head(body, v->call.reply.body, LDR_PEER_SHARD_BYTES,
                            &head) ||
-        head.count != b->count) {
+        head.count != b->asked_count) {
         c->broken = true;
         return ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer", n->name);
     }
-    for (uint32_t i = 0; i < b->count && st == LARDER_OK; i++) {
+    for (uint32_t k = 0; k < b->asked_count && st == LARDER_OK; k++) {
+        uint32_t i = b->asked[k], crc = 0;
         ldr_peer_shard_t *row = &b->rows[i];
-        uint32_t crc = 0;
 
-        if (!ldr_get_peer_shard(head.rows + (size_t)i * LDR_PEER_SHARD_BYTES,
+        if (!ldr_get_peer_shard(head.rows + (size_t)k * LDR_PEER_SHARD_BYTES,
                                 row) ||
             !fits(b, i, row) ||
             (row->status == LARDER_OK && row->length > payload)) {
@@ -186,12 +193,49 @@ static larder_status_t take_payload(ldr_peer_node_t *n, batch_t *b,
     return st;
 }
 
+/* Those that are asked for, in one call. */
+static larder_status_t get(ldr_peer_node_t *n, batch_t *b, ldr_talk_t *v)
+{
+    ldr_conn_t *c = ldr_conn_of(v->link);
+    ldr_call_t *got = NULL;
+
+    v->call.opcode = LDR_OP_PEER_GET;
+    v->call.bytes = (uint32_t)compose(b, v->space, ldr_body(v->call.buffer));
+    larder_status_t st = ldr_conn_send(c, &v->call, NULL, 0, 0, &v->stop);
+    while (st == LARDER_OK && !v->call.done) {
+        st = ldr_conn_recv(c, &v->stop, &got);
+    }
+    if (st != LARDER_OK) {
+        ldr_conn_forget(c, &v->call, b->bytes);
+        return st;
+    }
+    v->heard = true;
+    return ldr_frame_status(&v->call.reply) < 0
+               ? ldr_reply_failed(&v->call.reply, ldr_body(v->call.buffer))
+               : take_payload(n, b, v);
+}
+
+/* What came wrong is asked for next. False: nothing did. */
+static bool ask_again(batch_t *b)
+{
+    b->asked_count = 0;
+    for (uint32_t i = 0; i < b->count; i++) {
+        if (b->rows[i].status == LARDER_E_CORRUPT) {
+            b->asked[b->asked_count++] = i;
+        }
+    }
+    b->wrong += b->asked_count;
+    return b->asked_count > 0;
+}
+
+/* The holder does not look at what it sends: that is done here, once for both.
+ * What comes wrong it is asked for again, and looks: if it has it wrong, it
+ * drops it; if it was the way, it comes. */
 static larder_status_t call(ldr_peer_node_t *n, batch_t *b)
 {
     ldr_peers_t *p = n->tier;
     ldr_stop_t stop = {&p->stop, 0};
     ldr_talk_t v = {0};
-    ldr_call_t *got = NULL;
 
     stop.deadline_ns =
         ldr_peers_now(p) + p->host->options.peer_timeout_ms * 1000000u;
@@ -200,22 +244,18 @@ static larder_status_t call(ldr_peer_node_t *n, batch_t *b)
     if (st != LARDER_OK) {
         return st;
     }
-    ldr_conn_t *c = ldr_conn_of(v.link);
-    v.call.opcode = LDR_OP_PEER_GET;
-    v.call.bytes = (uint32_t)compose(b, v.space, ldr_body(v.call.buffer));
-    st = ldr_conn_send(c, &v.call, NULL, 0, 0, &stop);
-    while (st == LARDER_OK && !v.call.done) {
-        st = ldr_conn_recv(c, &stop, &got);
+    for (uint32_t i = 0; i < b->count; i++) {
+        b->asked[b->asked_count++] = i;
     }
-    if (st != LARDER_OK) {
-        ldr_conn_forget(c, &v.call, b->bytes);
-    } else {
-        v.heard = true;
-        st = ldr_frame_status(&v.call.reply) < 0
-                 ? ldr_reply_failed(&v.call.reply, ldr_body(v.call.buffer))
-                 : take_payload(n, b, &v);
+    st = get(n, b, &v);
+    larder_status_t last = st;
+    if (st == LARDER_OK && ask_again(b)) {
+        last = get(n, b, &v);
+        for (uint32_t k = 0; last == LARDER_OK && k < b->asked_count; k++) {
+            b->wrong += b->rows[b->asked[k]].status == LARDER_E_CORRUPT;
+        }
     }
-    ldr_talk_end(&v, st);
+    ldr_talk_end(&v, last);
     return st;
 }
 
@@ -332,6 +372,7 @@ bool ldr_peer_fetch_some(ldr_peer_node_t *n)
     larder_status_t st = call(n, b);
     ldr_host_lock(p->host);
     ldr_peers_land(p, b->bytes);
+    n->n.wrong += b->wrong;
     if (st == LARDER_E_STALE) {
         n->tried = n->informed = 0;
     }
@@ -347,7 +388,6 @@ bool ldr_peer_fetch_some(ldr_peer_node_t *n)
             }
             continue;
         }
-        n->n.wrong += one == LARDER_E_CORRUPT;
         fail(n, b, i,
              cause_of(st != LARDER_OK    ? st
                       : one == LARDER_OK ? LARDER_E_OFFLINE

@@ -104,8 +104,7 @@ static home_t *make(ldr_peers_t *p, uint64_t print, uint32_t epoch)
     }
     p->homes_dropped += to->print != 0 && to->print != print;
     p->homes->count += to->print == 0;
-    *to = (home_t){
-        .print = print, .epoch = epoch, .reader = LDR_PEER_NONE};
+    *to = (home_t){.print = print, .epoch = epoch, .reader = LDR_PEER_NONE};
     return to;
 }
 

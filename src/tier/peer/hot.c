@@ -25,6 +25,7 @@ typedef struct spot {
 } spot_t;
 
 struct ldr_hot {
+    uint64_t until_ns; /* nothing is hot from then on */
     spot_t sets[SETS][WAYS];
 };
 
@@ -81,6 +82,14 @@ void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number)
         }
     }
     s->members[s->count++ % KNOWN] = to->number;
+    if (s->count >= HOT) {
+        p->hot->until_ns = now_ns + 2 * WHILE_NS;
+    }
+}
+
+bool ldr_hot_any(const ldr_peers_t *p, uint64_t now_ns)
+{
+    return now_ns <= p->hot->until_ns;
 }
 
 ldr_peer_node_t *ldr_hot_other(ldr_peer_node_t *asks, uint64_t fingerprint,

@@ -120,7 +120,8 @@ static void *lane_main(void *arg)
         }
         lane->idle = true;
         ldr_host_tell(p->host);
-        p->threads->wait(p->threads->arg, &n->work, &p->host->lock, until_ns);
+        p->threads->wait(p->threads->arg, &lane->wake, &p->host->lock,
+                         until_ns);
         lane->idle = false;
     }
     ldr_host_unlock(p->host);
@@ -141,19 +142,39 @@ static void begin(ldr_peer_node_t *n, unsigned number)
     }
 }
 
-void ldr_lane_wake(ldr_peer_node_t *n, bool moves)
+/* One that waits, of [at, end), goes on. False: none waits. With the lock. */
+static bool wake_idle(ldr_peer_node_t *n, unsigned at, unsigned end)
 {
     ldr_peers_t *p = n->tier;
-    unsigned at = moves ? 1 : 0, end = moves ? lane_count(p) : 1;
 
-    ldr_host_held(p->host);
-    while (at < end && n->lanes[at].runs && !n->lanes[at].idle) {
+    while (at < end && !n->lanes[at].idle) {
+        at++;
+    }
+    if (at == end) {
+        return false;
+    }
+    n->lanes[at].idle = false;
+    p->threads->wake(p->threads->arg, &n->lanes[at].wake, false);
+    return true;
+}
+
+void ldr_lane_wake(ldr_peer_node_t *n, bool moves)
+{
+    unsigned count = lane_count(n->tier), at = moves ? 1 : 0;
+    unsigned end = moves ? count : 1;
+
+    ldr_host_held(n->tier->host);
+    if (wake_idle(n, at, end)) {
+        return;
+    }
+    while (at < end && n->lanes[at].runs) {
         at++;
     }
     if (at < end) {
         begin(n, at);
+    } else if (!moves) {
+        wake_idle(n, 1, count); /* any lane can ask while the first one does */
     }
-    p->threads->wake(p->threads->arg, &n->work, true);
 }
 
 void ldr_lanes_end(ldr_peers_t *p)
@@ -164,7 +185,8 @@ void ldr_lanes_end(ldr_peers_t *p)
     p->threads->wake(p->threads->arg, &p->announce_work, true);
     unsigned count = p->node_count;
     for (unsigned i = 0; i < count; i++) {
-        p->threads->wake(p->threads->arg, &p->nodes[i]->work, true);
+        while (wake_idle(p->nodes[i], 0, LDR_PEER_LANES)) {
+        }
     }
     ldr_host_unlock(p->host);
     if (p->saver_runs) {

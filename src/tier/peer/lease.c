@@ -198,12 +198,17 @@ static uint32_t begin(ldr_peer_node_t *n, uint32_t chunk)
     return at;
 }
 
+void ldr_peer_lease_prefetch(const ldr_peer_node_t *n, uint32_t chunk)
+{
+    __builtin_prefetch(bucket_of(n->tier->leases, n->number, chunk), 1);
+}
+
 void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
-                         uint32_t ms)
+                         uint32_t ms, uint64_t now_ns)
 {
     ldr_peers_t *p = n->tier;
     const ldr_store_t *store = &p->host->store;
-    uint64_t now_ns = ldr_peers_now(p), mask[LARDER_SHARDS_MAX / 64] = {0};
+    uint64_t mask[LARDER_SHARDS_MAX / 64] = {0};
 
     ldr_host_held(p->host);
     for (uint32_t i = store->chunks[chunk].shards; i != LDR_NIL;

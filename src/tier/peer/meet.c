@@ -265,7 +265,7 @@ static larder_status_t claim(ldr_peers_t *p, ldr_peer_node_t *n,
     larder_status_t st = ldr_cluster_claim(p->cluster, &c);
     if (st == LARDER_OK && m->run != n->run) {
         n->run = m->run;
-        n->got = 0; /* it numbers its removals from 1 again */
+        n->got = 0;         /* it numbers its removals from 1 again */
         n->here_all = true; /* ... and has forgotten all homes */
         p->threads->wake(p->threads->arg, &p->announce_work, true);
     }

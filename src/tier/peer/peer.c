@@ -12,6 +12,22 @@
 
 /* ---- members ---- */
 
+void ldr_peer_link_options(ldr_options_t *o, const char *address)
+{
+    o->scheme = LDR_SCHEME_TCP;
+    snprintf(o->address, sizeof(o->address), "%s", address);
+    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
+    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
+    o->connections = o->peer_lanes;
+    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
+    o->spin_us = 0;
+    o->tls = o->cluster_tls;
+    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
+    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
+    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
+    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
+}
+
 static larder_status_t remote_open(ldr_peer_node_t *n)
 {
     ldr_peers_t *p = n->tier;
@@ -31,18 +47,7 @@ static larder_status_t remote_open(ldr_peer_node_t *n)
         return LARDER_E_NO_MEMORY;
     }
     *o = host->options;
-    o->scheme = LDR_SCHEME_TCP;
-    snprintf(o->address, sizeof(o->address), "%s", n->address);
-    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
-    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
-    o->connections = o->peer_lanes;
-    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
-    o->spin_us = 0;
-    o->tls = o->cluster_tls;
-    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
-    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
-    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
-    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
+    ldr_peer_link_options(o, n->address);
     larder_status_t st =
         ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
     ldr_free(o);
@@ -59,7 +64,15 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
     }
     ldr_peer_node_t *n =
         p->node_count < LDR_PEERS_MAX ? ldr_alloc(sizeof(*n)) : NULL;
-    if (n == NULL || !ldr_cond_init(&n->work)) {
+    unsigned lanes = 0;
+    while (n != NULL && lanes < LDR_PEER_LANES &&
+           ldr_cond_init(&n->lanes[lanes].wake)) {
+        lanes++;
+    }
+    if (lanes < LDR_PEER_LANES) {
+        while (lanes > 0) {
+            pthread_cond_destroy(&n->lanes[--lanes].wake);
+        }
         ldr_free(n);
         return NULL;
     }
@@ -228,7 +241,9 @@ static void peer_destroy(ldr_tier_t *t)
             ldr_remote_destroy(n->remote);
         }
         ldr_here_end(n);
-        pthread_cond_destroy(&n->work);
+        for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
+            pthread_cond_destroy(&n->lanes[k].wake);
+        }
         ldr_free(n);
     }
     for (unsigned i = 0; i < p->retired_count; i++) {
@@ -298,8 +313,8 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
     if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
         p->leases == NULL || p->hot == NULL || p->homes == NULL ||
-        p->copies == NULL || p->spaces == NULL ||
-        p->removals == NULL || p->removal_ids == NULL || p->lost == NULL) {
+        p->copies == NULL || p->spaces == NULL || p->removals == NULL ||
+        p->removal_ids == NULL || p->lost == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }
@@ -313,8 +328,8 @@ static larder_status_t peer_start(ldr_tier_t *t)
 
     p->saver_runs = p->threads->start(p->threads->arg, &p->saver,
                                       "larder-peers", ldr_peer_saver, p);
-    p->announcer_runs = p->threads->start(p->threads->arg, &p->announcer,
-                                          "larder-homes", ldr_peer_announcer, p);
+    p->announcer_runs = p->threads->start(
+        p->threads->arg, &p->announcer, "larder-homes", ldr_peer_announcer, p);
     if (!p->saver_runs || !p->announcer_runs) {
         return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
     }
@@ -411,6 +426,22 @@ static const char *peer_holder(ldr_tier_t *t, const ldr_sought_t *s)
                : NULL;
 }
 
+static void peer_prefetch(ldr_tier_t *t, const ldr_name_t *first,
+                          const larder_key_t *keys, size_t count,
+                          uint32_t shards)
+{
+    const ldr_peers_t *p = (ldr_peers_t *)t;
+
+    for (size_t i = 0; i < count; i++) {
+        ldr_name_t name = ldr_store_name(&p->host->store, first->space,
+                                         first->group, &keys[i]);
+
+        for (uint32_t k = 0; k < shards; k++) {
+            ldr_where_prefetch(p->where, name.fingerprint, k);
+        }
+    }
+}
+
 static void peer_submit(ldr_tier_t *t)
 {
     (void)t; /* fetch() has woken a lane */
@@ -436,6 +467,7 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .end = peer_end,
     .destroy = peer_destroy,
     .find = peer_find,
+    .prefetch = peer_prefetch,
     .holder = peer_holder,
     .must_ask = ldr_peer_must_ask,
     .ask = ldr_peer_ask,

@@ -73,8 +73,9 @@
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
 
-#define LDR_QUERY_SECOND (1u << 31) /* the member is not the first for this row */
-#define LDR_QUERY_HOME (1u << 30)   /* ... and should have it: homes.h */
+#define LDR_QUERY_SECOND                                                       \
+    (1u << 31)                    /* the member is not the first for this row */
+#define LDR_QUERY_HOME (1u << 30) /* ... and should have it: homes.h */
 #define LDR_QUERY_ROW (LDR_QUERY_HOME - 1)
 
 /* One member's part of an ask. */
@@ -129,7 +130,6 @@ struct ldr_peer_node {
     uint64_t leased;   /* bytes of this node's that it has leases on */
 
     /* Work */
-    pthread_cond_t work;
     ldr_query_part_t *asks, **asks_end;
     ldr_query_part_t *awaiting; /* asked again later: see handoff.c */
     uint64_t closed;            /* promises that it said were closed */
@@ -141,8 +141,8 @@ struct ldr_peer_node {
     bool homes;                /* it keeps some, by its own word */
     struct ldr_here_row *here; /* a ring: what it is to be told */
     uint32_t here_first, here_rows, here_room;
-    bool here_busy; /* a lane tells it */
-    bool here_all;  /* it is to be told everything that this node has */
+    bool here_busy;  /* a lane tells it */
+    bool here_all;   /* it is to be told everything that this node has */
     bool here_walks; /* ... which is under way */
     uint64_t here_again_ns;
 
@@ -155,7 +155,9 @@ struct ldr_peer_node {
         ldr_peer_node_t *node;
         pthread_t thread;
         unsigned number;
-        bool runs, idle;
+        bool runs;
+        bool idle; /* it waits for `wake`; whoever wakes it clears this */
+        pthread_cond_t wake;
     } lanes[LDR_PEER_LANES];
     ldr_peer_counts_t n;
 };
@@ -208,8 +210,8 @@ struct ldr_peers {
     /* Homes (homes.h) */
     ldr_homes_t *homes;
     uint64_t homes_dropped, copied;
-    const ldr_view_t *announced; /* members were told by it; or NULL */
-    uint64_t walks;              /* through all that there is */
+    const ldr_view_t *announced;  /* members were told by it; or NULL */
+    uint64_t walks;               /* through all that there is */
     struct ldr_peer_copy *copies; /* a ring: to be fetched for this node */
     uint32_t copy_first, copy_count;
 
@@ -255,9 +257,14 @@ unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
 bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes);
 void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
 
+/* What a connection to the member at this address takes, from the options of a
+ * node: cluster_secret, cluster_tls... */
+void ldr_peer_link_options(ldr_options_t *o, const char *address);
+
 /* ---- lanes (lane.c), with the lock ---- */
 
-/* There is work for the first lane, or for those that move bytes. */
+/* There is one more thing to do for the first lane, or for those that move
+ * bytes: wakes one that is idle, or begins one. */
 void ldr_lane_wake(ldr_peer_node_t *n, bool moves);
 /* Ends all, without the lock. */
 void ldr_lanes_end(ldr_peers_t *p);
@@ -272,6 +279,9 @@ typedef struct ldr_location {
     uint16_t holder, second;
 } ldr_location_t;
 
+/* It will be looked for soon. */
+void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
+                        uint32_t number);
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                     uint32_t epoch, uint64_t now_ns, ldr_location_t *out);
 void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
@@ -289,7 +299,9 @@ void ldr_peer_leases_close(ldr_leases_t *l);
 /* This member was told that the chunk is here: what of its first shards is in
  * DRAM stays there for so long. If it has a lease, it is renewed. */
 void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
-                         uint32_t ms);
+                         uint32_t ms, uint64_t now_ns);
+/* One of this chunk may be taken soon. */
+void ldr_peer_lease_prefetch(const ldr_peer_node_t *n, uint32_t chunk);
 /* The shard was sent to it. */
 void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);
 /* Ends those whose time is over. UINT64_MAX: all. */
@@ -299,6 +311,8 @@ void ldr_peer_leases_end(ldr_peers_t *p, uint64_t now_ns);
 
 ldr_hot_t *ldr_hot_open(void);
 void ldr_hot_close(ldr_hot_t *h);
+/* Whether anything is hot now, or may be. */
+bool ldr_hot_any(const ldr_peers_t *p, uint64_t now_ns);
 /* A member fetched this shard here. */
 void ldr_hot_sent(ldr_peer_node_t *to, uint64_t fingerprint, uint32_t number);
 /* A member that this one should fetch it from instead; NULL: from here. */

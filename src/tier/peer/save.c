@@ -51,9 +51,9 @@ static uint32_t keepers(ldr_peers_t *p, uint32_t shard, bool here,
 {
     const ldr_store_t *store = &p->host->store;
     const ldr_shard_t *sh = &store->shards[shard];
-    uint32_t n = ldr_view_copies(
-        p->view, ldr_run_hash(&store->chunks[sh->chunk].key),
-        (uint32_t)p->host->options.copies, places);
+    uint32_t n =
+        ldr_view_copies(p->view, ldr_run_hash(&store->chunks[sh->chunk].key),
+                        (uint32_t)p->host->options.copies, places);
 
     for (uint32_t i = 0; i < n && here; i++) {
         here = places[i] != p->view->self; /* it is an owner: one of them */
@@ -133,9 +133,8 @@ bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
         ldr_home_is_here(p, shard)) {
         return false;
     }
-    unsigned n =
-        ldr_peers_owners(p, &c->key, true, (unsigned)p->host->options.copies,
-                         nodes, &mine);
+    unsigned n = ldr_peers_owners(
+        p, &c->key, true, (unsigned)p->host->options.copies, nodes, &mine);
     if (mine != LDR_NOBODY) { /* what was fetched is on its home's disk */
         return sh->tier == LARDER_TIER_PEER && sh->given &&
                !ldr_home_wants_copy(
@@ -163,7 +162,7 @@ static void push(ldr_peers_t *p, uint32_t shard)
         return;
     }
     bool here = ldr_home_is_here(p, shard);
-    if ((here && !sh->told) || target(p, shard, here, &node) != NOBODY) {
+    if ((here && !sh->announced) || target(p, shard, here, &node) != NOBODY) {
         ldr_behind_push(store, LDR_PEER_QUEUE, shard);
         p->threads->wake(p->threads->arg, &p->work, true);
     }
@@ -184,7 +183,7 @@ void ldr_peer_used(ldr_tier_t *t, uint32_t shard)
     const ldr_shard_t *sh = &p->host->store.shards[shard];
 
     if (p->host->options.peer_save == LDR_PEER_SAVE_REUSED && !sh->given &&
-        !sh->told && sh->state == LDR_SHARD_READY &&
+        !sh->announced && sh->state == LDR_SHARD_READY &&
         p->host->store.chunks[sh->chunk].entry != LDR_NIL) {
         push(p, shard);
     }
@@ -252,10 +251,10 @@ static bool hand_out(ldr_peers_t *p)
         bool here = ldr_home_is_here(p, shard);
         bool kept = here || store->shards[shard].kept;
         where_t where = target(p, shard, here, &n);
-        filling_t *f = where == SOME ? batch_for(open, n, c->space, kept)
-                                     : NULL;
+        filling_t *f =
+            where == SOME ? batch_for(open, n, c->space, kept) : NULL;
 
-        if (here && !store->shards[shard].told) {
+        if (here && !store->shards[shard].announced) {
             ldr_home_announce(p, shard);
         }
         if (where == NOBODY) {
@@ -559,9 +558,9 @@ larder_status_t ldr_peer_flush(ldr_tier_t *t, const ldr_stop_t *stop)
 
     ldr_host_lock(host);
     const ldr_behind_t *q = &host->store.queues[LDR_PEER_QUEUE];
-    while (st == LARDER_OK && any_well(p) &&
-           (q->count > 0 || q->hands[0] + q->hands[1] > 0 ||
-            !ldr_here_said(p))) {
+    while (
+        st == LARDER_OK && any_well(p) &&
+        (q->count > 0 || q->hands[0] + q->hands[1] > 0 || !ldr_here_said(p))) {
         if (!ldr_host_wait_stop(host, stop)) {
             st = ldr_host_gave_up(host, stop);
         }

@@ -1,6 +1,8 @@
 /*
  * Locations: what members have answered, for a short time. Sets of 8, in which
- * the one that ends first makes room. A wrong one costs a round trip.
+ * the one that ends first makes room. A wrong one costs a round trip. The
+ * prints of a set fill one line of the cache, so that most of what is not
+ * there costs one miss.
  */
 #include "base/mem.h"
 #include "tier/peer/peer.h"
@@ -9,14 +11,18 @@
 #define WAYS 8u
 
 typedef struct place {
-    uint64_t print; /* 0: free */
     uint64_t until_ns;
     uint32_t epoch;
     ldr_location_t at;
 } place_t;
 
+typedef struct set {
+    uint64_t prints[WAYS]; /* 0: free */
+    place_t places[WAYS];
+} set_t;
+
 struct ldr_where {
-    place_t sets[SETS][WAYS];
+    set_t sets[SETS];
 };
 
 static uint64_t print_of(uint64_t fingerprint, uint32_t number)
@@ -25,6 +31,11 @@ static uint64_t print_of(uint64_t fingerprint, uint32_t number)
         (fingerprint ^ (uint64_t)number << 57) * UINT64_C(0x9e3779b97f4a7c15);
 
     return print != 0 ? print : 1;
+}
+
+static const set_t *set_of(const ldr_where_t *w, uint64_t print)
+{
+    return &w->sets[print >> 40 & (SETS - 1)];
 }
 
 ldr_where_t *ldr_where_open(void)
@@ -39,16 +50,22 @@ void ldr_where_close(ldr_where_t *w)
     }
 }
 
+void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
+                        uint32_t number)
+{
+    __builtin_prefetch(set_of(w, print_of(fingerprint, number))->prints);
+}
+
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                     uint32_t epoch, uint64_t now_ns, ldr_location_t *out)
 {
     uint64_t print = print_of(fingerprint, number);
-    const place_t *set = w->sets[print >> 40 & (SETS - 1)];
+    const set_t *set = set_of(w, print);
 
     for (unsigned i = 0; i < WAYS; i++) {
-        if (set[i].print == print && set[i].epoch == epoch &&
-            now_ns < set[i].until_ns) {
-            *out = set[i].at;
+        if (set->prints[i] == print && set->places[i].epoch == epoch &&
+            now_ns < set->places[i].until_ns) {
+            *out = set->places[i].at;
             return true;
         }
     }
@@ -60,28 +77,33 @@ void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    const ldr_location_t *location)
 {
     uint64_t print = print_of(fingerprint, number);
-    place_t *set = w->sets[print >> 40 & (SETS - 1)], *to = &set[0];
+    set_t *set = (set_t *)(uintptr_t)set_of(w, print);
+    unsigned to = 0;
 
-    for (unsigned i = 0; i < WAYS; i++) {
-        if (set[i].print == print) {
-            to = &set[i];
-            break;
-        }
-        if (set[i].until_ns < to->until_ns) {
-            to = &set[i];
+    while (to < WAYS && set->prints[to] != print) {
+        to++;
+    }
+    if (to == WAYS) {
+        to = 0;
+        for (unsigned i = 1; i < WAYS; i++) {
+            if (set->places[i].until_ns < set->places[to].until_ns) {
+                to = i;
+            }
         }
     }
-    *to = (place_t){print, until_ns, epoch, *location};
+    set->prints[to] = print;
+    set->places[to] = (place_t){until_ns, epoch, *location};
 }
 
 void ldr_where_drop(ldr_where_t *w, uint64_t fingerprint, uint32_t number)
 {
     uint64_t print = print_of(fingerprint, number);
-    place_t *set = w->sets[print >> 40 & (SETS - 1)];
+    set_t *set = (set_t *)(uintptr_t)set_of(w, print);
 
     for (unsigned i = 0; i < WAYS; i++) {
-        if (set[i].print == print) {
-            set[i] = (place_t){0};
+        if (set->prints[i] == print) {
+            set->prints[i] = 0;
+            set->places[i] = (place_t){0};
         }
     }
 }

@@ -308,14 +308,17 @@ static void test_too_much_to_tell(void **state)
     ldr_host_lock(&m->node->host);
     ldr_peer_node_t *n = other(m, 2);
     n->here_busy = true; /* nothing is said */
-    uint32_t shard = m->node->store.chunks[ldr_index_at(
-        &m->node->store.index, entry_of(m, key))->resident].shards;
+    uint32_t shard =
+        m->node->store
+            .chunks[ldr_index_at(&m->node->store.index, entry_of(m, key))
+                        ->resident]
+            .shards;
     ldr_chunk_t *c = &m->node->store.chunks[m->node->store.shards[shard].chunk];
     larder_key_t right = c->key;
     for (unsigned i = 0; i < LDR_HERE_MAX + 10; i++) {
         c->key = name_of(key_of(r, 1, 2, 3)); /* placed alike, all different */
         ldr_put32(c->key.hash + 20, i);
-        m->node->store.shards[shard].told = 0;
+        m->node->store.shards[shard].announced = 0;
         ldr_home_announce(m->peers, shard);
     }
     c->key = right;
