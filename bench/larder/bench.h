@@ -225,9 +225,13 @@ typedef struct ldr_moving {
     uint8_t *pool;  /* the caller's memory */
     uint8_t *other; /* get: what the pool must become; put: what was put */
     ldr_copying_t copying;
-    uint64_t keys;   /* given so far */
-    pid_t daemon;    /* 0: none */
-    double cpu;      /* seconds of the daemon's in the last round's move */
+    uint64_t keys; /* given so far */
+    pid_t daemon;  /* 0: none */
+    double cpu;    /* seconds of the daemon's in the last round's move */
+    /* Seconds of all who take part, this process too; NULL: not wanted. */
+    double (*all_cpu)(void *arg);
+    void *all_arg;
+    double all;      /* ... in the last round's move */
     const char *why; /* of a round that failed */
 } ldr_moving_t;
 

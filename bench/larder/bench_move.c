@@ -90,9 +90,11 @@ static double pass(ldr_moving_t *m, const ldr_callers_t *c, ldr_set_t *set)
         };
     }
     double cpu = ldr_bench_cpu(m->daemon);
+    double all = m->all_cpu != NULL ? m->all_cpu(m->all_arg) : 0;
     double seconds = ldr_bench_together(c->count, c->spread, part_run, parts,
                                         sizeof(parts[0]));
     m->cpu = ldr_bench_cpu(m->daemon) - cpu;
+    m->all = m->all_cpu != NULL ? m->all_cpu(m->all_arg) - all : 0;
     return seconds;
 }
 

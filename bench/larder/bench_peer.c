@@ -6,7 +6,9 @@
  * the others (peer-get), and whatever is saved goes to them (peer-put, until
  * they have it). The limit is as many bare streams over loopback as there are
  * other members. Members and the client share this machine's cores, and so do
- * both ends of the streams.
+ * both ends of the streams: where these are too few, they decide, and not what
+ * is measured. So the processor seconds that a gigabyte took are said as well,
+ * of all processes together, beside those of the streams.
  *
  * peer-match: a chain of 1,000 chunks that four others own. The limit is an
  * echo of as many bytes to four threads at once. Every round asks for a new
@@ -42,7 +44,8 @@ typedef struct peers {
     ldr_bench_node_t here, there; /* clients of the first, of the second */
     ldr_moving_t moving;
     ldr_streams_t streams;
-    ldr_samples_t larder, plain; /* GB/s, or us */
+    ldr_samples_t larder, plain;  /* GB/s, or us */
+    ldr_samples_t cpu, plain_cpu; /* seconds for a GB */
 } peers_t;
 
 /* ---- a cluster ---- */
@@ -116,6 +119,18 @@ static bool settled(const ldr_bench_node_t *n)
 
 /* ---- values ---- */
 
+/* Of the client, and of all members. */
+static double all_cpu(void *arg)
+{
+    const peers_t *p = arg;
+    double sum = ldr_bench_cpu(getpid());
+
+    for (unsigned i = 0; i <= p->others; i++) {
+        sum += ldr_bench_cpu(p->daemons[i].pid);
+    }
+    return sum;
+}
+
 /* New names each time, so that nothing is in the client's own node. */
 static double get_round(peers_t *p, ldr_set_t *set)
 {
@@ -140,13 +155,14 @@ static double put_round(peers_t *p, ldr_set_t *set)
     p->moving.keys += set->count;
     ldr_set_name(set, first);
     ldr_pool_stamp(p->moving.pool, bytes, first);
-    double begin = ldr_bench_now();
+    double begin = ldr_bench_now(), cpu = all_cpu(p);
     p->why = "a save was refused, or did not reach the member that owns it";
     if (!ldr_set_run(set, p->here.space, LARDER_OP_PUT, 0, set->count) ||
         !settled(&p->here)) {
         return 0;
     }
     double seconds = ldr_bench_now() - begin;
+    p->moving.all = all_cpu(p) - cpu;
     ldr_set_t back;
     p->why = "what was saved did not come back from the other members";
     if (!ldr_set_create(&back, p->moving.other, bytes, set->size)) {
@@ -202,6 +218,8 @@ static bool rounds(peers_t *p, ldr_set_t *set)
             return false;
         }
         ldr_samples_add(&p->larder, gb / s);
+        ldr_samples_add(&p->cpu, m->all / gb);
+        double cpu = ldr_bench_cpu(getpid());
         s = ldr_streams_pass(&p->streams, m->get ? m->pool : m->other,
                              m->get ? m->other : m->pool, m->bytes, set->size,
                              0);
@@ -210,6 +228,7 @@ static bool rounds(peers_t *p, ldr_set_t *set)
             return false;
         }
         ldr_samples_add(&p->plain, gb / s);
+        ldr_samples_add(&p->plain_cpu, (ldr_bench_cpu(getpid()) - cpu) / gb);
     }
     return true;
 }
@@ -220,19 +239,27 @@ static bool values(ldr_bench_t *b, const char *name, bool get, unsigned others)
     uint64_t size = b->size != 0 ? b->size : LDR_MIB;
     ldr_set_t set = {0};
 
+    char more[80] = "";
+
     p = (peers_t){.bench = b, .name = name, .others = others};
     p.why = "not enough memory";
     bool ok = ldr_moving_create(&p.moving, get) &&
               start(&p, 3 * p.moving.bytes + 128 * LDR_MIB);
     if (ok) {
         p.why = "cannot make bare streams";
+        p.moving.all_cpu = all_cpu;
+        p.moving.all_arg = &p;
         ok = ldr_streams_open(&p.streams, others, NULL, NULL) &&
              ldr_set_create(&set, p.moving.pool, p.moving.bytes, size) &&
              rounds(&p, &set);
     }
     if (ok) {
+        snprintf(more, sizeof(more),
+                 ",\"cpu_s_per_gb\":%.3g,\"limit_cpu_s_per_gb\":%.3g",
+                 ldr_samples_median(&p.cpu), ldr_samples_median(&p.plain_cpu));
         ldr_bench_report(
             b, &(ldr_figure_t){.name = name,
+                               .more = more,
                                .variant = others > 1 ? "4 members" : "1 member",
                                .bytes = size,
                                .value = ldr_samples_median(&p.larder),

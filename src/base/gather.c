@@ -8,7 +8,7 @@
 
 #define STAGE 4096u
 #define LINE 64u
-#define AHEAD 8u         /* buffers that are asked for before their turn */
+#define AHEAD 32u        /* buffers that are asked for before their turn */
 #define AHEAD_BYTES 512u /* of each, at most */
 /* Rows from so many bytes on, at a line's begin, are written past the caches:
  * else the CPU reads every line before it is overwritten. */

@@ -75,11 +75,12 @@ typedef struct ldr_doctor_link {
     ldr_doctor_speed_t bare, spoken; /* by a bare socket, as members speak */
 } ldr_doctor_link_t;
 
-/* For about so long; four times as long, and until end_ns, at most. What was
- * measured is there after a failure, too; a link that was measured before keeps
- * the better figures. E_DEADLINE: bytes did not come through in time. */
+/* For about so long, and most_ns at most for each way and direction; the first
+ * one that fails is the last. What was measured is there after a failure,
+ * too; a link that was measured before keeps the better figures. E_DEADLINE:
+ * bytes did not come through in time. */
 larder_status_t ldr_doctor_link(const ldr_options_t *o, const char *address,
-                                uint64_t ns, uint64_t end_ns,
+                                uint64_t ns, uint64_t most_ns,
                                 ldr_doctor_link_t *link);
 
 /* doctor_net.c */

@@ -23,8 +23,9 @@
 #define TRIP_MORE_US 20000 /* beside ten bare ones: it is the daemon's */
 #define LINKS_NS ((uint64_t)3000000000u) /* to measure all links, as a rule */
 #define LINK_NS 600000000u               /* ... and one of them */
-#define END_NS ((uint64_t)7000000000u)   /* at the latest */
-#define SLOW 4.0                         /* times slower than it should be */
+#define END_NS ((uint64_t)7000000000u)   /* the last one begins before */
+#define STALL_NS 1500000000u /* without a byte: it lets none through */
+#define SLOW 4.0             /* times slower than it should be */
 #define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
 
 /* ---- what is wrong with one that does not meet this node ---- */
@@ -150,9 +151,16 @@ static void measure(const ldr_doctor_t *d, link_t *l, uint64_t ns,
 {
     const ldr_options_t *o = &d->config->options;
 
+    if (ldr_now_ns(&ldr_clock_real) + STALL_NS > end_ns) {
+        if (l->status == LARDER_PENDING) {
+            l->status = ldr_fail(LARDER_E_CANCELED, "no time was left for it");
+            snprintf(l->why, sizeof(l->why), "%s", ldr_fail_text());
+        }
+        return;
+    }
     l->status = LARDER_E_DENIED;
     if (o->cluster_secret[0] != '\0' && access(o->cluster_secret, R_OK) == 0) {
-        l->status = ldr_doctor_link(o, l->address, ns, end_ns, &l->speed);
+        l->status = ldr_doctor_link(o, l->address, ns, STALL_NS, &l->speed);
         snprintf(l->why, sizeof(l->why), "%s",
                  l->status != LARDER_OK ? ldr_fail_text() : "");
     }
@@ -241,7 +249,8 @@ static void say_link(const ldr_doctor_t *d, const ldr_prom_t *p,
     }
     ldr_doctor_say(
         d, late || because != NULL ? LDR_VERDICT_WARN : LDR_VERDICT_OK,
-        late ? "look for a busy host or a slow disk there" : cure,
+        because == NULL && late ? "look for a busy host or a slow disk there"
+                                : cure,
         "%s at %s: an exchange took %.0f us; a bare socket connects "
         "in %lld us; bytes: %s",
         l->name, l->address, trip_us, (long long)l->bare_us, carries);
@@ -325,6 +334,7 @@ static void check_all(const ldr_doctor_t *d, const ldr_prom_t *p)
             ldr_prom_label(s, "address", l->address) &&
             strcmp(l->name, self) != 0 &&
             !check_member(d, p, l->name, l->address, &l->bare_us)) {
+            l->status = LARDER_PENDING;
             links.count++;
         }
     }

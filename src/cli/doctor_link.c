@@ -157,13 +157,13 @@ static larder_status_t way_open(const ldr_options_t *given, const char *address,
 
 /* One way of speaking, in both directions. */
 static larder_status_t speak(const ldr_options_t *o, const char *address,
-                             bool bare, uint64_t ns, uint64_t end_ns,
+                             bool bare, uint64_t ns, uint64_t most_ns,
                              ldr_doctor_speed_t *s)
 {
     way_t w = {.bare = bare, .piece = ldr_alloc(PIECE_BYTES)};
     ldr_remote_t *remote = NULL;
     uint64_t begin_ns = now_ns();
-    ldr_stop_t stop = {NULL, ldr_min64(begin_ns + 4 * ns, end_ns)};
+    ldr_stop_t stop = {NULL, begin_ns + most_ns};
 
     larder_status_t st = w.piece != NULL ? way_open(o, address, bare, &remote)
                                          : LARDER_E_NO_MEMORY;
@@ -172,6 +172,7 @@ static larder_status_t speak(const ldr_options_t *o, const char *address,
         if (st == LARDER_OK) {
             st = measure(&w, false, begin_ns + ns / 2, &s->in);
             if (st == LARDER_OK) {
+                w.talk.stop.deadline_ns = now_ns() + most_ns;
                 st = measure(&w, true, now_ns() + ns / 2, &s->out);
             }
             ldr_talk_end(&w.talk, st);
@@ -183,15 +184,15 @@ static larder_status_t speak(const ldr_options_t *o, const char *address,
 }
 
 larder_status_t ldr_doctor_link(const ldr_options_t *o, const char *address,
-                                uint64_t ns, uint64_t end_ns,
+                                uint64_t ns, uint64_t most_ns,
                                 ldr_doctor_link_t *link)
 {
     larder_status_t st = LARDER_OK;
 
     for (unsigned i = 0; i < 2 && st == LARDER_OK; i++) { /* the best of two */
-        st = speak(o, address, true, ns / 4, end_ns, &link->bare);
+        st = speak(o, address, true, ns / 4, most_ns, &link->bare);
         if (st == LARDER_OK) {
-            st = speak(o, address, false, ns / 4, end_ns, &link->spoken);
+            st = speak(o, address, false, ns / 4, most_ns, &link->spoken);
         }
     }
     return st;

@@ -206,8 +206,8 @@ static void put_glance(const ldr_top_t *t, ldr_top_screen_t *s)
                      PERCENT(RATE(loads_total, "tier", tiers[i]), loads));
         }
     }
-    screen_line(s, false, "loads   %7s/s  loaded %7s  from%s", COUNT(loads),
-                PERCENT(hits, loads), from[0] != '\0' ? from : "  nothing yet");
+    screen_line(s, false, "loads   %7s/s  loaded %s%s%s", COUNT(loads),
+                PERCENT(hits, loads), from[0] != '\0' ? ":" : "", from);
     screen_line(
         s, false, "loading  %6s/s  ssd %6s/s   saving %6s/s  to disks %6s/s",
         BYTES(RATE(moved_bytes_total, "direction", "load")),

@@ -31,9 +31,7 @@
 #include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
-#define HOLDER_BYTES                                                           \
-    (LDR_DESCRIBE_POD + 8u) /* a pod, or "node:" and a name                    \
-                             */
+#define HOLDER_BYTES (LDR_DESCRIBE_POD + 8u) /* as in a topic */
 #define TOPIC_BYTES (HOLDER_BYTES + LDR_DESCRIBE_MODEL + 8u)
 #define BATCH_BYTES 65536u /* a message with so many goes out */
 #define BATCH_EVENTS 256u

@@ -1,5 +1,5 @@
 /* KV events as msgpack: maps with the fields that vLLM's have
- * (docs/routing.md). */
+ * (docs/guide/routing.md). */
 #pragma once
 
 #include "server/catalog.h"

@@ -4,7 +4,7 @@
  *
  * A member that asked for a promised chunk has a watch on it, one for each
  * member and chunk. The watch is gone when the chunk comes or fails, which
- * every promise does in the end, and the member is of_promise.
+ * every promise does in the end, and the member is told.
  */
 #include <string.h>
 

@@ -61,8 +61,9 @@ class Engine:
         self._check(lib.larder_open(url.encode(), None,
                                     ctypes.byref(self.lar)))
         descriptor = model.encode()
-        params = SpaceParams(16, descriptor, len(descriptor),
-                             label=b"the label of " + descriptor)
+        # A name with blanks is what people call it.
+        label = (b"" if b" " in descriptor else b"the label of ") + descriptor
+        params = SpaceParams(16, descriptor, len(descriptor), label=label)
         if tenant:
             params.field_mask |= 1
             params.tenant = tenant.encode()

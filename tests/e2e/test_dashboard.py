@@ -64,12 +64,19 @@ def load(daemon, binary):
         engines.kill()
 
 
+def leave(browser):
+    """The last test's page, which would complain that its daemon is gone."""
+    browser.call("Page.navigate", url="about:blank")
+    browser.wait("location.href === 'about:blank'")
+
+
 @pytest.fixture
 def page(browser, daemon, load):
     """The dashboard, live, with a few rows of history."""
     del load
     browser.size(*DESKTOP)
     browser.colours("light")
+    leave(browser)
     browser.requests.clear()
     browser.complaints.clear()
     browser.open(daemon.admin + "/")
@@ -366,6 +373,7 @@ def test_members(browser, serve, tmp_path):
             assert node.put(f"k{i}", b"x" * 100000) == OK
     until(lambda: daemon.value("larder_peer_bytes_total",
                                direction="send") > 0)
+    leave(browser)
     browser.complaints.clear()
     for width in (DESKTOP[0], 400):
         browser.size(width, 900)
@@ -377,6 +385,8 @@ def test_members(browser, serve, tmp_path):
         rows = browser.run("[...document.querySelectorAll("
                            "'#t-members tbody tr')].map(r => r.textContent)")
         assert len(rows) == 3 and "well" in rows[1]
+        assert [row[:3] for row in rows] == ["kv0", "kv1", "kv2"]
+        shows(browser, "#c-hits .legend", "from members")
         assert "%" in rows[0] and re.search(r"[1-9]", rows[1])
         assert browser.run("document.documentElement.scrollWidth") <= width
         picture = tmp_path / f"members-{width}.png"
@@ -385,8 +395,8 @@ def test_members(browser, serve, tmp_path):
     assert not browser.complaints
 
 
-def test_hand_offs(page, daemon, monkeypatch):
-    """A table that is there once there were some."""
+def test_hand_offs(page, daemon, larder, monkeypatch):
+    """A table that is there once there were some, also in `larder top`."""
     monkeypatch.setenv("LARDER_LIBRARY",
                        os.environ["LARDER_BUILD"] + "/lib/liblarder.so")
     monkeypatch.syspath_prepend(str(ROOT / "python"))
@@ -411,6 +421,11 @@ def test_hand_offs(page, daemon, monkeypatch):
                         ".map(r => [...r.children].map(c => c.textContent))")
     until(lambda: cells() == [
         ["default", "1", "0", "3", "0", "0\u00a0B", "0", "1"]], text=cells)
+    said = larder("top", daemon.url(), "--once", "--interval", "1").out
+    assert re.search(r"^HAND-OFFS +PROMISED.*\n +0/s +0 +0/s +3 +0 +0B$", said,
+                     re.M), said
+    # Where loads come from: every tier that gave one, in 80 columns.
+    assert re.search(r"^loads .* loaded [\d.]+%:.*  dram [\d.]+%", said, re.M)
 
 
 def test_hostile_names(browser, serve, tmp_path):
@@ -419,8 +434,7 @@ def test_hostile_names(browser, serve, tmp_path):
     folder = tmp_path / hurt.replace("/", "")
     folder.mkdir()
     daemon = serve(admin="127.0.0.1:0", flags=("--dir", folder))
-    # The last test's page would complain that its daemon is gone.
-    browser.call("Page.navigate", url="about:blank")
+    leave(browser)
     browser.wait("location.href === 'about:blank'")
     browser.complaints.clear()
     browser.requests.clear()

@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 
 import pytest
 
@@ -230,8 +231,18 @@ def alone():
     return [*command, "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
 
+def end(group):
+    """The nodes that a page has started and left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGTERM)
+        for _ in range(200):
+            time.sleep(0.05)
+            os.killpg(group, 0)
+        os.killpg(group, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("page", RUN, ids=name_of)
-def test_commands(page, alone, binary, tmp_path):
+def test_commands(page, alone, binary):
     """Each ends well, in the order of the page."""
     if shutil.which("openssl") is None:
         pytest.skip("NOT TESTED: there is no openssl")
@@ -261,8 +272,7 @@ def test_commands(page, alone, binary, tmp_path):
             except subprocess.TimeoutExpired:
                 code = "no end within 300 s"
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(shell.pid, signal.SIGTERM)
+                end(shell.pid)
         assert code == 0, f"{script}\n{log.read_text()}"
 
 

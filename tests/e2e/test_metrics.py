@@ -47,7 +47,8 @@ def loaded(binary, tmp_path_factory):
     other = Daemon(binary, tmp_path_factory.mktemp("other"), member_name="b",
                    **cluster).start()
     daemon = Daemon(binary, tmp_path_factory.mktemp("node"),
-                    admin="127.0.0.1:0", dirs=1, ssd="96M", dram="32M",
+                    admin="127.0.0.1:0", query="on", dirs=1, ssd="96M",
+                    dram="32M",
                     shared=f"dir:{tier}", member_name="a", **cluster,
                     config="[tenant acme]\nuids = any\ndram = 8M\n").start()
     load = Load(os.environ.get("LARDER_BUILD")

@@ -1,6 +1,7 @@
 """KV that vLLM and SGLang share (pages=shared), without either: chunks that are
 written through layouts of pages as vLLM has them on a GPU, read through
 SGLang's backend, and the reverse, byte for byte."""
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -11,6 +12,7 @@ import struct
 import pytest
 
 import test_sglang
+from daemon import Daemon
 from larder_kv import _lib
 from larder_kv.engine import shared as naming
 from sglang_parts import LAYERS, WIDTH, HostPool, Indices
@@ -105,6 +107,9 @@ def about(sglang, keys):
 def saved(backend, pool, keys, rows, pages, info):
     put(pool, pages, rows, first=len(info.prefix_keys))
     assert backend.batch_set_v1(keys, at(*pages), info) == [True] * len(keys)
+    # A save by shared memory waits for no answer. With the next request of its
+    # session the node knows of it, and others see it.
+    backend.batch_exists(keys[:1])
 
 
 def loads(backend, pool, rows, keys, pages, info):
@@ -241,6 +246,7 @@ def test_between_tensor_parallel_sizes(make, sglang, engine, rnd):
             (*name[:3], 0): row for name, row in rows.items()
             if name[3] == head}, heads=1)
         assert all(backend.batch_set_v1(keys, at(*range(3 * EACH)), info))
+        backend.batch_exists(keys)  # with this others see it
     assert ranks[0].batch_exists(keys) == 3 * EACH
     found = {}
     for rank in range(2):
@@ -268,7 +274,28 @@ def test_a_flipped_byte(make, sglang, engine, rnd, shared):
     assert theirs.load(tokens, range(1, 33)) == _lib.MISS
 
 
-def test_salts_adapters_and_tenants(make, sglang, engine, rnd, shared):
+def test_tenants_are_apart(make, sglang, engine, tmp_path, rnd):
+    """Whose keys are equal."""
+    node = Daemon(os.environ["LARDER_PROGRAM"], tmp_path / "tenants",
+                  config="[tenant b]\nuids = any\n")
+    with contextlib.ExitStack() as stack:
+        stack.callback(node.end)
+        node.start()
+        pool = HostPool(8)
+        one = together(make, pool, url=node.url())
+        other = together(make, url=node.url(tenant="b"))
+        tokens = tokens_of(CHUNK)
+        keys = hashes(tokens)
+        saved(one, pool, keys, content(rnd, CHUNK, 2), range(EACH),
+              about(sglang, []))
+        mine, theirs = engine(one), engine(other)
+        assert one.batch_exists(keys) == EACH and mine.match(tokens) == 1
+        assert other.batch_exists(keys) == 0 and theirs.match(tokens) == 0
+        for each in mine, theirs, one, other:
+            each.close()
+
+
+def test_salts_and_adapters(make, sglang, engine, rnd):
     pool = HostPool(32)
     backend = together(make, pool)
     theirs = engine(backend)

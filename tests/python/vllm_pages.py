@@ -99,6 +99,7 @@ class Engine:
                                 keys.count, 30000).chunks
 
     def close(self):
+        """A second time it does nothing."""
         self.space.close()
         self.layout.close()
         self.rules.close()

@@ -68,8 +68,11 @@ def tail_model(described: kv.Model, last: int) -> kv.Model:
         return dataclasses.replace(
             group, window_tokens=max(more * unit + 2, unit + 1))
 
+    slices = described.slices and dataclasses.replace(
+        described.slices,
+        groups=tuple(within(group) for group in described.slices.groups))
     return dataclasses.replace(
-        described, chunk_tokens=unit,
+        described, chunk_tokens=unit, slices=slices,
         groups=tuple(within(group) for group in described.groups),
         descriptor=described.descriptor + b"\0tail")
 

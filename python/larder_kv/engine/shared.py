@@ -58,6 +58,8 @@ class Rows:
 def config_of(path: str, revision: str | None) -> dict[str, Any]:
     """A model's config.json; {}: it cannot be read."""
     folder = path if os.path.exists(path) else snapshot(path, revision)
+    if not folder:
+        return {}
     try:
         found = json.loads((pathlib.Path(folder) / "config.json").read_text())
     except (OSError, ValueError):

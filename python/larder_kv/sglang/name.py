@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from larder_kv import _lib
+from larder_kv.engine.shared import config_of
 from larder_kv.engine.weights import snapshot, weights_digest
 
 FORMAT = 1  # of the descriptor
@@ -33,9 +34,6 @@ ARGUMENTS = (
     "speculative_draft_model_quantization", "rl_quant_profile",
     "model_loader_extra_config", "custom_weight_loader", "torchao_config",
     "dllm_algorithm", "dllm_algorithm_config")
-# Of a model's config.json: what does not change KV.
-NOT_CONFIG = ("_name_or_path", "transformers_version", "_commit_hash",
-              "architectures_version")
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -56,15 +54,6 @@ def version() -> str:
         return "unknown"
 
 
-def _config(folder: str) -> dict[str, Any]:
-    try:
-        text = (pathlib.Path(folder) / "config.json").read_text()
-        found = json.loads(text)
-    except (OSError, ValueError):
-        return {}
-    return {k: v for k, v in found.items() if k not in NOT_CONFIG}
-
-
 def fingerprint(path: str, revision: str | None, named: str,
                 load_format: str) -> str:
     """What was loaded: its configuration and its weights, not their path.
@@ -78,15 +67,14 @@ def fingerprint(path: str, revision: str | None, named: str,
             'noticed: name them, "weights": "NAME" in '
             "--hicache-storage-backend-extra-config, with a new name whenever "
             "they change")
-    text = json.dumps([_config(place), weights or [path, revision], named],
-                      sort_keys=True)
+    text = json.dumps([config_of(path, revision), weights or [path, revision],
+                       named], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def kv_heads(args: Any) -> int | None:
     """Of the model, by its config.json."""
-    path, revision = args.model_path, getattr(args, "revision", None)
-    found = _config(path if os.path.exists(path) else snapshot(path, revision))
+    found = config_of(args.model_path, getattr(args, "revision", None))
     text = found.get("text_config", found)
     heads = text.get("num_key_value_heads", text.get("num_attention_heads"))
     return heads if isinstance(heads, int) else None

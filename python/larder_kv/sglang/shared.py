@@ -1,4 +1,5 @@
-"""KV pages that SGLang shares with vLLM (option pages=shared): docs/layout.md.
+"""KV pages that SGLang shares with vLLM (option pages=shared):
+docs/concepts/layout.md.
 
 vLLM's connector stores chunks of several of SGLang's pages, and names each by
 SGLang's hash of its last page. So a chunk is found by the hashes that SGLang

@@ -8,6 +8,7 @@ ones are misses.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import queue
 import re
@@ -169,8 +170,9 @@ class LarderStorage(HiCacheStorage):
     def on_host_pools_registered(self) -> None:
         """Engines share KV whose descriptors are equal to the letter."""
         for name, pool in self._pools.items():
-            logger.info("larder: %s, pool %s: pages of %d tokens, %s, shard "
-                        "%d of %d of %s", self.node.url, name,
+            logger.info("larder: %s, space %s, pool %s: pages of %d tokens, "
+                        "%s, shard %d of %d of %s", self.node.url,
+                        hashlib.sha256(pool.descriptor).hexdigest()[:12], name,
                         pool.page_tokens,
                         "by way of a tensor" if pool.flat else
                         f"in chunks of {pool.chunk_tokens}"

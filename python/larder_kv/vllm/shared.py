@@ -1,4 +1,5 @@
-"""A space that vLLM shares with SGLang (option pages=shared): docs/layout.md."""
+"""A space that vLLM shares with SGLang (option pages=shared):
+docs/concepts/layout.md."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

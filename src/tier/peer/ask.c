@@ -48,7 +48,6 @@ bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
     uint32_t epoch = p->host->store.spaces[name->space].epoch;
-    uint64_t now_ns = ldr_peers_now(p);
     ldr_location_t at;
 
     ldr_peers_look(p); /* the first view may have come just now */
@@ -58,8 +57,7 @@ bool ldr_peer_must_ask(ldr_tier_t *t, const ldr_query_t *ask,
     /* That the owners lack it says nothing of another member. */
     bool more = hinted(p, ask) != NULL;
     for (uint32_t i = 0; i < ask->shards; i++) {
-        if (!ldr_where_find(p->where, name->fingerprint, i, epoch, now_ns,
-                            &at) ||
+        if (!ldr_where_find(p->where, name->fingerprint, i, epoch, &at) ||
             (at.length == 0 && (more || at.holder == LDR_PEER_UNKNOWN))) {
             return true;
         }
@@ -100,8 +98,7 @@ static void note(ldr_peers_t *p, const ldr_query_t *ask,
     ldr_location_t at, none = {.holder = holder, .second = LDR_PEER_NONE};
 
     for (uint32_t i = 0; i < ask->shards; i++) {
-        if (!ldr_where_find(p->where, row->fingerprint, i, epoch, now_ns,
-                            &at) ||
+        if (!ldr_where_find(p->where, row->fingerprint, i, epoch, &at) ||
             at.length == 0) {
             ldr_where_put(p->where, row->fingerprint, i, epoch,
                           now_ns + ABSENT_NS, &none);
@@ -323,7 +320,7 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
         const ldr_peer_node_t *other =
             node_by_place(p, reply, found >> LDR_FOUND_BITS);
         bool known =
-            ldr_where_find(p->where, row->fingerprint, i, epoch, now_ns, &at) &&
+            ldr_where_find(p->where, row->fingerprint, i, epoch, &at) &&
             at.length > 0;
 
         none = none && length == 0;

@@ -67,7 +67,7 @@ void ldr_peer_fetch(ldr_tier_t *t, uint32_t shard)
 
     ldr_host_held(p->host);
     if (ldr_where_find(p->where, print_of(store, shard), sh->number, c->epoch,
-                       ldr_peers_now(p), &at) &&
+                       &at) &&
         at.length > 0) {
         push(p->nodes[at.holder], shard);
     } else {
@@ -322,7 +322,7 @@ static void fail(ldr_peer_node_t *n, const batch_t *b, uint32_t i,
 
     n->n.fetch_failed++;
     bool other =
-        ldr_where_find(p->where, print, b->numbers[i], b->epoch, now_ns, &at) &&
+        ldr_where_find(p->where, print, b->numbers[i], b->epoch, &at) &&
         at.length > 0 && at.second != LDR_PEER_NONE && at.second != n->number &&
         at.length <= b->rooms[i] && !p->stop &&
         store->shards[b->shards[i]].waiters != NULL;

@@ -591,10 +591,9 @@ larder_status_t ldr_peer_remove(ldr_tier_t *t, uint32_t space, uint32_t entry,
     do {
         row.id = ldr_rand_next(&p->host->rand);
     } while (row.id == 0);
-    *there_p =
-        ldr_where_find(p->where, name.fingerprint, item->shard,
-                       store->spaces[space].epoch, ldr_peers_now(p), &at) &&
-        at.length > 0;
+    *there_p = ldr_where_find(p->where, name.fingerprint, item->shard,
+                              store->spaces[space].epoch, &at) &&
+               at.length > 0;
     store->now_ds = (uint32_t)(ldr_peers_now(p) / 100000000u);
     ldr_store_removed(store, name.fingerprint, item->shard);
     ldr_where_drop(p->where, name.fingerprint, item->shard);

@@ -301,7 +301,7 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->wanted = 1;
     p->nodes = ldr_alloc(LDR_PEERS_MAX * sizeof(*p->nodes));
     p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
-    p->where = ldr_where_open();
+    p->where = ldr_where_open(host->clock);
     p->leases = ldr_peer_leases_open();
     p->hot = ldr_hot_open();
     p->homes = ldr_homes_open(host->options.peer_homes);
@@ -403,8 +403,7 @@ static uint32_t peer_find(ldr_tier_t *t, const ldr_sought_t *s,
     ldr_location_t at;
 
     if (!ldr_where_find(p->where, s->name->fingerprint, s->number,
-                        p->host->store.spaces[s->name->space].epoch,
-                        ldr_peers_now(p), &at)) {
+                        p->host->store.spaces[s->name->space].epoch, &at)) {
         return 0;
     }
     if (at.length == 0 && at.holder == LDR_PEER_UNKNOWN) {
@@ -419,8 +418,7 @@ static const char *peer_holder(ldr_tier_t *t, const ldr_sought_t *s)
     ldr_location_t at;
 
     return ldr_where_find(p->where, s->name->fingerprint, s->number,
-                          p->host->store.spaces[s->name->space].epoch,
-                          ldr_peers_now(p), &at) &&
+                          p->host->store.spaces[s->name->space].epoch, &at) &&
                    at.length > 0
                ? p->nodes[at.holder]->name
                : NULL;

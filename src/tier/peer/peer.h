@@ -271,7 +271,7 @@ void ldr_lanes_end(ldr_peers_t *p);
 
 /* ---- locations (where.c), with the lock ---- */
 
-ldr_where_t *ldr_where_open(void);
+ldr_where_t *ldr_where_open(const ldr_clock_t *clock);
 void ldr_where_close(ldr_where_t *w);
 
 typedef struct ldr_location {
@@ -283,7 +283,7 @@ typedef struct ldr_location {
 void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
                         uint32_t number);
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
-                    uint32_t epoch, uint64_t now_ns, ldr_location_t *out);
+                    uint32_t epoch, ldr_location_t *out);
 void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
                    uint32_t epoch, uint64_t until_ns,
                    const ldr_location_t *location);

@@ -9,6 +9,7 @@
 
 #define SETS 16384u
 #define WAYS 8u
+#define LINE 64u /* of the cache */
 
 typedef struct place {
     uint64_t until_ns;
@@ -23,6 +24,7 @@ typedef struct set {
 
 struct ldr_where {
     set_t sets[SETS];
+    const ldr_clock_t *clock;
 };
 
 static uint64_t print_of(uint64_t fingerprint, uint32_t number)
@@ -38,9 +40,14 @@ static const set_t *set_of(const ldr_where_t *w, uint64_t print)
     return &w->sets[print >> 40 & (SETS - 1)];
 }
 
-ldr_where_t *ldr_where_open(void)
+ldr_where_t *ldr_where_open(const ldr_clock_t *clock)
 {
-    return ldr_reserve(sizeof(ldr_where_t));
+    ldr_where_t *w = ldr_reserve(sizeof(*w));
+
+    if (w != NULL) {
+        w->clock = clock;
+    }
+    return w;
 }
 
 void ldr_where_close(ldr_where_t *w)
@@ -53,23 +60,31 @@ void ldr_where_close(ldr_where_t *w)
 void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
                         uint32_t number)
 {
-    __builtin_prefetch(set_of(w, print_of(fingerprint, number))->prints);
+    const char *set = (const char *)set_of(w, print_of(fingerprint, number));
+
+    for (size_t at = 0; at < sizeof(set_t);
+         at += LINE) { /* it is written, too */
+        __builtin_prefetch(set + at, 1);
+    }
 }
 
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
-                    uint32_t epoch, uint64_t now_ns, ldr_location_t *out)
+                    uint32_t epoch, ldr_location_t *out)
 {
     uint64_t print = print_of(fingerprint, number);
     const set_t *set = set_of(w, print);
+    unsigned i = 0;
 
-    for (unsigned i = 0; i < WAYS; i++) {
-        if (set->prints[i] == print && set->places[i].epoch == epoch &&
-            now_ns < set->places[i].until_ns) {
-            *out = set->places[i].at;
-            return true;
-        }
+    while (i < WAYS && set->prints[i] != print) {
+        i++;
     }
-    return false;
+    /* The clock is read only for what is there. */
+    if (i == WAYS || set->places[i].epoch != epoch ||
+        ldr_now_ns(w->clock) >= set->places[i].until_ns) {
+        return false;
+    }
+    *out = set->places[i].at;
+    return true;
 }
 
 void ldr_where_put(ldr_where_t *w, uint64_t fingerprint, uint32_t number,
