@@ -263,6 +263,18 @@
     S(sent_bytes, "send", n.sent_bytes)                                        \
     S(served_bytes, "serve", n.served_bytes)                                   \
     S(taken_bytes, "take", n.taken_bytes)                                      \
+    M(peer_homes, GAUGE, "",                                                   \
+      "Chunks of which this node knows whose disks have them.")                \
+    M(peer_homes_dropped_total, COUNTER, "",                                   \
+      "Of those that were forgotten to make room: peer_homes is too small.")   \
+    M(peer_copies_total, COUNTER, "",                                          \
+      "Chunks that this node fetched for itself because others read them.")    \
+    M(peer_homes_total, COUNTER, "member,event",                               \
+      "Chunks that the member was told this node's disk has; that it told of " \
+      "its own; and that it was asked for because of that, and lacked.")       \
+    S(, "announced", n.homes_announced)                                        \
+    S(, "heard", n.homes_heard)                                                \
+    S(home_wrong, "wrong", n.home_wrong)                                       \
     M(peer_meets_total, COUNTER, "member,outcome",                             \
       "Times epochs and removals were exchanged with the member.")             \
     S(, "ok", n.met)                                                           \

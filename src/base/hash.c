@@ -111,6 +111,15 @@ static uint32_t depth_after(uint32_t depth)
     return depth < UINT16_MAX ? depth + 1 : UINT16_MAX + 1 - LDR_RUN_CHUNKS;
 }
 
+uint32_t ldr_run_set(uint64_t run)
+{
+    uint64_t x = run;
+
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (uint32_t)((x ^ x >> 31) & (LDR_RUN_SETS - 1));
+}
+
 uint32_t ldr_run_next(const larder_key_t *key)
 {
     return depth_after(ldr_get16(key->hash + RUN_TAG_BYTES));

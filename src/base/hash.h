@@ -55,6 +55,10 @@ bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
                     uint32_t chunk_tokens, const larder_extra_t *extra,
                     uint32_t most, uint32_t depth, larder_key_t *keys,
                     size_t count);
+/* The set of runs that the chunk's is in: all of a set have the same owners, in
+ * whatever view (cluster/placement.h). */
+#define LDR_RUN_SETS ((uint32_t)1 << 20)
+uint32_t ldr_run_set(uint64_t run);
 /* The depth of the chunk after this one, whose key was made with runs. */
 uint32_t ldr_run_next(const larder_key_t *key);
 

@@ -164,6 +164,7 @@ typedef struct ldr_peer_counts {
     uint64_t taken, taken_bytes; /* and brought to it */
     uint64_t met, meet_failed;
     uint64_t wrong; /* shards whose bytes were not right */
+    uint64_t homes_announced, homes_heard, home_wrong; /* chunks */
 } ldr_peer_counts_t;
 
 typedef struct ldr_peer_figures {

@@ -65,6 +65,7 @@ static const struct {
     {LDR_OPTION_pages, {"auto", "rank", "slices", "shared"}},
     {LDR_OPTION_load, {"auto", "always", "never"}},
     {LDR_OPTION_save, {"all", "prompt", "never"}},
+    {LDR_OPTION_home, {"auto", "owner", "writer"}},
     {LDR_OPTION_peer_save, {"all", "reused", "never"}},
 };
 

@@ -130,6 +130,13 @@
     X(peer_save, ENUM, SERVE, "all", 0, 2,                                     \
       "what is brought to the member that owns it: all; reused: what is used " \
       "a second time; never")                                                  \
+    X(home, ENUM, SERVE, "auto", 0, 2,                                         \
+      "whose disk keeps what is saved here: owner: that of the member that "   \
+      "owns it; writer: this node's, and the owner knows of it; auto: writer " \
+      "where this node has a disk and lends something, else owner")            \
+    X(peer_homes, UINT, SERVE, "4194304", 8, 1u << 30,                         \
+      "chunks of other members' disks that this node knows of at most, at 32 " \
+      "bytes each")                                                            \
     X(copies, UINT, SERVE, "1", 1, 3,                                          \
       "members that keep each chunk, in different zones if they can")          \
     X(tenant, TEXT, CLIENT, "default", 1, 63, "whose session it is")           \
@@ -316,6 +323,7 @@ enum { LDR_ISOLATION_SHARED, LDR_ISOLATION_STRICT };
 enum { LDR_LOG_TEXT, LDR_LOG_JSON };
 enum { LDR_LOAD_AUTO, LDR_LOAD_ALWAYS, LDR_LOAD_NEVER };
 enum { LDR_SAVE_ALL, LDR_SAVE_PROMPT, LDR_SAVE_NEVER };
+enum { LDR_HOME_AUTO, LDR_HOME_OWNER, LDR_HOME_WRITER };
 enum { LDR_PEER_SAVE_ALL, LDR_PEER_SAVE_REUSED, LDR_PEER_SAVE_NEVER };
 
 enum { LDR_SCHEME_EMBED, LDR_SCHEME_UNIX, LDR_SCHEME_TCP };

@@ -66,6 +66,8 @@ typedef struct ldr_cluster ldr_cluster_t;
 /* The view as it is now; never NULL. Give it back. */
 const ldr_view_t *ldr_cluster_view(ldr_cluster_t *c);
 void ldr_view_give(const ldr_view_t *view);
+/* Takes one that the caller holds once more. */
+const ldr_view_t *ldr_view_keep(const ldr_view_t *view);
 
 /* The generation of the view as it is now: to see that it changed. */
 uint64_t ldr_cluster_generation(const ldr_cluster_t *c);
@@ -75,6 +77,9 @@ uint64_t ldr_cluster_generation(const ldr_cluster_t *c);
  * leaving own nothing. Gives how many. */
 uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
                          uint32_t *members);
+/* The same of a set of runs: ldr_run_set(). */
+uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
+                             uint32_t *members);
 
 /* The owners of this run will be asked for soon. */
 void ldr_view_prefetch(const ldr_view_t *view, uint64_t run);

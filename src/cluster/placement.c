@@ -146,8 +146,7 @@ void ldr_placement_destroy(ldr_placement_t *p)
 
 void ldr_placement_prefetch(const ldr_placement_t *p, uint64_t run)
 {
-    __builtin_prefetch(p->table +
-                       (mix(run) & (LDR_PARTITIONS - 1)) * p->owners);
+    __builtin_prefetch(p->table + (size_t)ldr_run_set(run) * p->owners);
 }
 
 /* The best so far, the best one first. */
@@ -202,11 +201,10 @@ static void choose(const ldr_placement_t *p, uint64_t set, best_t *b)
     }
 }
 
-uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
-                              uint32_t *owners)
+uint32_t ldr_placement_set_owners(const ldr_placement_t *p, uint32_t set,
+                                  uint32_t *owners)
 {
-    uint64_t set = mix(run) & (LDR_PARTITIONS - 1);
-    uint16_t *kept = p->table + set * p->owners;
+    uint16_t *kept = p->table + (size_t)set * p->owners;
     best_t b = {.max = p->owners};
 
     if (p->count == 0) {
@@ -227,4 +225,10 @@ uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
                          __ATOMIC_RELEASE);
     }
     return p->owners;
+}
+
+uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
+                              uint32_t *owners)
+{
+    return ldr_placement_set_owners(p, ldr_run_set(run), owners);
 }

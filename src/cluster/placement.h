@@ -23,7 +23,9 @@
 
 #include <stdint.h>
 
-#define LDR_PARTITIONS ((uint32_t)1 << 20)
+#include "base/hash.h"
+
+#define LDR_PARTITIONS LDR_RUN_SETS
 #define LDR_OWNERS_MAX 8u
 #define LDR_MEMBERS_MAX 65535u
 
@@ -47,3 +49,6 @@ void ldr_placement_prefetch(const ldr_placement_t *p, uint64_t run);
  * members where they are fewer. */
 uint32_t ldr_placement_owners(const ldr_placement_t *p, uint64_t run,
                               uint32_t *owners);
+/* The same of a set of runs: ldr_run_set(). */
+uint32_t ldr_placement_set_owners(const ldr_placement_t *p, uint32_t set,
+                                  uint32_t *owners);

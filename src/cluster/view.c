@@ -191,6 +191,14 @@ static const ldr_view_t *take(ldr_views_t *views)
     return views->slot[old % LDR_SLOTS];
 }
 
+const ldr_view_t *ldr_view_keep(const ldr_view_t *view)
+{
+    view_t *v = (view_t *)(uintptr_t)view;
+
+    __atomic_add_fetch(&v->refs, 1, __ATOMIC_RELAXED);
+    return view;
+}
+
 void ldr_view_give(const ldr_view_t *view)
 {
     view_t *v = (view_t *)(uintptr_t)view;
@@ -262,12 +270,12 @@ void ldr_view_prefetch(const ldr_view_t *view, uint64_t run)
     ldr_placement_prefetch(((const view_t *)view)->placement, run);
 }
 
-uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
-                         uint32_t *members)
+uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
+                             uint32_t *members)
 {
     const view_t *v = (const view_t *)view;
     uint32_t all[LDR_OWNERS_MAX];
-    uint32_t count = ldr_placement_owners(v->placement, run, all);
+    uint32_t count = ldr_placement_set_owners(v->placement, set, all);
 
     if (count > v->owner_count) {
         count = v->owner_count;
@@ -279,6 +287,12 @@ uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
         members[i] = v->owners[all[i]];
     }
     return count;
+}
+
+uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
+                         uint32_t *members)
+{
+    return ldr_view_set_owners(view, ldr_run_set(run), max, members);
 }
 
 uint32_t ldr_view_copies(const ldr_view_t *view, uint64_t run, uint32_t copies,

@@ -19,6 +19,9 @@
 #include "base/mem.h"
 #include "base/thread.h"
 
+/* Nothing was heard for so long: a member closes what is silent for 60 s. */
+#define LATE_NS 30000000000u
+
 /* ---- a connection's life ---- */
 
 static void conn_close(ldr_conn_t *c)
@@ -139,12 +142,15 @@ static larder_status_t conn_open(ldr_conn_t *c)
 }
 
 /* A connection that was not in use: whether the other side has left it, which
- * shows as something to read where nothing was asked for. */
+ * shows as something to read where nothing was asked for. Where answers of
+ * earlier calls are still to be read that shows nothing: then by the time. */
 static bool conn_stale(ldr_conn_t *c)
 {
-    return c->late_count == 0 && c->pings == 0 && c->skip == 0 &&
-           c->ahead_at == c->ahead_have &&
-           ldr_stream_poll(&c->stream, POLLIN, 0) != 0;
+    if (c->late_count > 0 || c->pings > 0 || c->skip > 0 ||
+        c->ahead_at != c->ahead_have) {
+        return ldr_conn_now(c) - c->heard_ns >= LATE_NS;
+    }
+    return ldr_stream_poll(&c->stream, POLLIN, 0) != 0;
 }
 
 /* ---- the pool ---- */

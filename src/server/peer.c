@@ -349,6 +349,8 @@ static bool carry_out(ldr_peer_conn_t *c)
         return ldr_peer_do_get(c);
     case LDR_OP_PEER_PUT:
         return ldr_peer_do_put(c);
+    case LDR_OP_PEER_HOME:
+        return ldr_peer_do_home(c);
     case LDR_OP_PEER_HANDOFF:
         return ldr_peer_do_handoff(c);
     default:
@@ -483,6 +485,17 @@ static void *accept_main(void *arg)
     return NULL;
 }
 
+static void end_copier(ldr_peer_server_t *s)
+{
+    ldr_host_t *host = &s->node->host;
+
+    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
+    ldr_host_lock(host);
+    s->threads->wake(s->threads->arg, &s->peers->copy_work, true);
+    ldr_host_unlock(host);
+    s->threads->join(s->threads->arg, s->copier);
+}
+
 larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
                                      ldr_peer_server_t **server_p)
 {
@@ -502,20 +515,28 @@ larder_status_t ldr_peer_server_open(const ldr_peer_server_params_t *params,
     s->threads = params->threads;
     s->hello_ms = params->hello_ms;
     ldr_mutex_init(&s->lock);
+    if (!s->threads->start(s->threads->arg, &s->copier, "larder-copies",
+                           ldr_peer_copier, s)) {
+        goto err;
+    }
     if (!s->threads->start(s->threads->arg, &s->acceptor, "larder-peers-in",
                            accept_main, s)) {
-        from.ops->unlisten(&from);
-        pthread_mutex_destroy(&s->lock);
-        ldr_free(s);
-        return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
+        end_copier(s);
+        goto err;
     }
     *server_p = s;
     return LARDER_OK;
+
+err:
+    from.ops->unlisten(&from);
+    pthread_mutex_destroy(&s->lock);
+    ldr_free(s);
+    return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
 }
 
 void ldr_peer_server_close(ldr_peer_server_t *s)
 {
-    __atomic_store_n(&s->stop, true, __ATOMIC_RELAXED);
+    end_copier(s);
     s->threads->join(s->threads->arg, s->acceptor);
     s->from.ops->unlisten(&s->from);
     sweep(s, true);

@@ -69,7 +69,7 @@ struct ldr_peer_server {
     const ldr_clock_t *clock;
     const ldr_threads_t *threads;
     ldr_listening_t from;
-    pthread_t acceptor;
+    pthread_t acceptor, copier;
     ldr_tls_t *tls;
     uint64_t hello_ms;
     pthread_mutex_t lock;
@@ -92,6 +92,9 @@ bool ldr_peer_do_space(ldr_peer_conn_t *c);
 bool ldr_peer_do_ask(ldr_peer_conn_t *c);
 bool ldr_peer_do_get(ldr_peer_conn_t *c);
 bool ldr_peer_do_put(ldr_peer_conn_t *c);
+bool ldr_peer_do_home(ldr_peer_conn_t *c);
+/* peer_copy.c: the thread that fetches what this node is to have a copy of. */
+void *ldr_peer_copier(void *server);
 bool ldr_peer_do_measure(ldr_peer_conn_t *c);
 /* peer_handoff.c: what was promised here and has not come. */
 bool ldr_peer_do_handoff(ldr_peer_conn_t *c);

@@ -7,7 +7,7 @@
 #include "node/load.h"
 #include "node/promise.h"
 #include "server/peer.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/homes.h"
 
 #define ROWS_MAX 256u /* of a GET or a PUT */
 #define SLICE 64u     /* chunks looked up before others get the lock */
@@ -100,6 +100,35 @@ static uint32_t place_of(finding_t *f, ldr_peer_node_t *other)
     return f->other_count;
 }
 
+/* What is not here of a chunk may be with other members: they are put in the
+ * places of the row that are empty. With the lock. */
+static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
+                      const ldr_peer_name_t *name, const ldr_name_t *n,
+                      finding_t *f)
+{
+    ldr_peers_t *p = c->server->peers;
+    uint8_t *row = f->out + f->at - 4 * (size_t)head->shards;
+    ldr_peer_node_t *all[LDR_HOMES_KNOWN], *nodes[LDR_HOMES_KNOWN];
+    unsigned known = ldr_home_find(p, n->fingerprint, head->epoch, NULL, all);
+    unsigned count =
+        ldr_home_find(p, n->fingerprint, head->epoch, c->peer, nodes);
+    ldr_peer_copy_t copy = {name->key, head->space, name->group,
+                            (uint16_t)head->shards};
+
+    for (uint32_t i = 0, next = 0; i < head->shards && count > 0; i++) {
+        if ((name->room & LDR_ASK_HOMES) != 0 && ldr_get32(row + 4 * i) == 0) {
+            uint32_t place = place_of(f, nodes[next++ % count]);
+
+            ldr_put32(row + 4 * i,
+                      place > 0 ? place << LDR_FOUND_BITS | LDR_FOUND_AT : 0);
+        }
+    }
+    if (count > 0 && count == known && (name->room & LDR_ASK_MS) > 0 &&
+        ldr_home_read(c->peer, n->fingerprint, head->epoch)) {
+        ldr_copy_want(p, &copy);
+    }
+}
+
 /* What of one chunk is here. Gives its entry. With the lock. */
 static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                          const ldr_peer_name_t *name, const ldr_name_t *n,
@@ -111,6 +140,7 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     larder_tier_t tier;
     uint32_t entry = ldr_store_find(store, n, f->after, f->wall_s, &cause);
     ldr_sought_t sought = {n, entry, 0, true};
+    bool whole = true;
 
     for (; sought.number < head->shards; sought.number++, f->at += 4) {
         uint32_t bytes = 0, place = 0;
@@ -126,6 +156,10 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
             c->peer->n.sent_on += place > 0;
         }
         ldr_put32(f->out + f->at, has ? place << LDR_FOUND_BITS | bytes : 0);
+        whole = whole && has;
+    }
+    if (!whole) {
+        add_homes(c, head, name, n, f);
     }
     f->after = entry != LDR_NIL ? entry : f->after; /* the next one here */
     return entry;
@@ -408,6 +442,39 @@ bool ldr_peer_do_get(ldr_peer_conn_t *c)
     return good;
 }
 
+/* ---- HOME ---- */
+
+bool ldr_peer_do_home(ldr_peer_conn_t *c)
+{
+    ldr_node_t *node = c->server->node;
+    ldr_peer_head_t head;
+    larder_status_t st = take_head(c, LDR_PEER_HOME_BYTES, &head);
+
+    if (st == LARDER_MISS) {
+        return ldr_peer_refuse(c, LARDER_E_STALE);
+    }
+    if (st != LARDER_OK) {
+        return false;
+    }
+    for (uint32_t i = 0; i < head.count;) {
+        uint32_t end = (uint32_t)ldr_min64(head.count, i + SLICE);
+
+        ldr_node_lock(node);
+        bool same = node->store.spaces[head.space].epoch == head.epoch;
+        for (; i < end; i++) {
+            ldr_peer_home_t row;
+
+            if (same &&
+                ldr_get_peer_home(head.rows + (size_t)i * LDR_PEER_HOME_BYTES,
+                                  &row)) {
+                ldr_home_hear(c->peer, head.space, &row);
+            }
+        }
+        ldr_node_unlock(node);
+    }
+    return ldr_peer_reply(c, LARDER_OK, 0, NULL, 0, 0);
+}
+
 /* ---- PUT ---- */
 
 /* Payload that is not wanted. */
@@ -428,7 +495,7 @@ static bool dump(ldr_peer_conn_t *c, uint64_t bytes)
 
 /* Whether this shard may come in now, and room for it. With PRESENT and the
  * like its payload is dumped. */
-static larder_status_t reserve(ldr_peer_conn_t *c, uint32_t space,
+static larder_status_t reserve(ldr_peer_conn_t *c, uint32_t space, bool kept,
                                const ldr_peer_shard_t *row, uint32_t *shard_p)
 {
     ldr_node_t *node = c->server->node;
@@ -462,6 +529,7 @@ static larder_status_t reserve(ldr_peer_conn_t *c, uint32_t space,
     ldr_node_lock(node);
     if (st == LARDER_OK) {
         store->shards[*shard_p].tier = LARDER_TIER_PEER;
+        store->shards[*shard_p].kept = kept;
         store->chunks[store->shards[*shard_p].chunk].written_s = row->written_s;
     } else {
         ldr_peers_land(c->server->peers, row->length);
@@ -516,21 +584,21 @@ static void cool(ldr_store_t *store, uint32_t shard,
 }
 
 /* One shard of a PUT. False: the connection is over. */
-static bool take_shard(ldr_peer_conn_t *c, uint32_t space, uint32_t epoch,
+static bool take_shard(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                        const ldr_peer_shard_t *row, larder_status_t *st_p)
 {
     ldr_node_t *node = c->server->node;
     uint32_t shard = LDR_NIL, crc = 0;
 
-    *st_p = reserve(c, space, row, &shard);
+    *st_p = reserve(c, head->space, head->shards == LDR_PUT_KEPT, row, &shard);
     if (*st_p != LARDER_OK) {
         return dump(c, row->length);
     }
     bool good = fill(c, row, shard, &crc);
     ldr_node_lock(node);
-    bool right =
-        good && crc == row->crc &&
-        node->store.chunks[node->store.shards[shard].chunk].epoch == epoch;
+    bool right = good && crc == row->crc &&
+                 node->store.chunks[node->store.shards[shard].chunk].epoch ==
+                     head->epoch;
     ldr_peers_land(c->server->peers, row->length);
     node->store.now_ds = (uint32_t)(ldr_now_ns(node->clock) / 100000000u);
     c->peer->n.wrong += good && crc != row->crc;
@@ -576,7 +644,7 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
         if (!ldr_get_peer_shard(head.rows + (size_t)i * LDR_PEER_SHARD_BYTES,
                                 &row) ||
             row.length == 0 || (payload += row.length) > c->frame.payload ||
-            !take_shard(c, head.space, head.epoch, &row, &st)) {
+            !take_shard(c, &head, &row, &st)) {
             return false;
         }
         ldr_put32(out + at, (uint32_t)(int32_t)st);

@@ -82,7 +82,7 @@ typedef struct ldr_entry {
     uint16_t space;       /* the node's number for it */
     uint8_t group;
     uint8_t shards; /* how many the space says there are; 0: unused */
-    uint32_t reserved;
+    uint32_t set;   /* of runs, that it is placed by: ldr_run_set() */
 } ldr_entry_t;
 
 _Static_assert(sizeof(ldr_entry_t) == 56, "part of the memory promise");

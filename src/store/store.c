@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/mem.h"
 #include "store/store_int.h"
 
@@ -334,6 +335,7 @@ uint32_t ldr_store_enter(ldr_store_t *s, const ldr_name_t *name,
         e->parent = above;
         e->depth_flags = depth & LDR_DEPTH_MAX;
         e->resident = LDR_NIL;
+        e->set = ldr_run_set(ldr_get64(name->key->hash));
         e->epoch = s->spaces[name->space].epoch;
         s->spaces[name->space].chunks++;
     }

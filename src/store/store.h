@@ -61,13 +61,15 @@ typedef struct ldr_shard {
     uint32_t crc;
     uint8_t number; /* which shard of the chunk */
     uint8_t state;
-    uint8_t checked;      /* the bytes in DRAM have matched crc */
-    uint8_t queued;       /* bits: the queues it is in */
-    uint8_t turns;        /* bits: its turn in each (behind.h) */
-    uint8_t tier;         /* while reading or filling: from which */
-    uint8_t given : 1;    /* another member has it, or was told of it */
-    uint8_t admitted : 1; /* ldr_store_admit() let it in */
-    uint8_t refused;      /* not to be written down, until it is used again */
+    uint8_t checked;       /* the bytes in DRAM have matched crc */
+    uint8_t queued;        /* bits: the queues it is in */
+    uint8_t turns;         /* bits: its turn in each (behind.h) */
+    uint8_t tier;          /* while reading or filling: from which */
+    uint8_t given : 1;     /* another member has it, or was told of it */
+    uint8_t announced : 1; /* its owners were told that it is kept here */
+    uint8_t kept : 1;      /* the member that brought it keeps it as well */
+    uint8_t admitted : 1;  /* ldr_store_admit() let it in */
+    uint8_t refused;       /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
     uint32_t fetch_next; /* while reading: the next that waits for that tier */
     uint64_t fetch_seq;  /* ... and the order of those that wait */

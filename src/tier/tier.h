@@ -54,15 +54,19 @@ struct ldr_query {
     char member[64]; /* who is asked besides; "": nobody */
     bool promised;   /* it is over when that member has what it promised */
     bool lease;      /* who has it keeps it until it was fetched */
+    bool homes;      /* those that are said to have it are asked as well */
     bool over;
 };
+
+#define LDR_QUERY_MEMBERS 7u
 
 typedef struct ldr_query_row {
     larder_key_t key;
     uint64_t fingerprint;
     uint16_t group;
     uint8_t asked, answered; /* members */
-    uint8_t found;           /* all shards of it */
+    uint8_t homes;           /* of those that were asked: should have it */
+    uint16_t members[LDR_QUERY_MEMBERS]; /* that were asked */
 } ldr_query_row_t;
 
 /* One whose record is looked at. */

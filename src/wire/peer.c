@@ -213,3 +213,24 @@ bool ldr_get_peer_handoff(const uint8_t *at, size_t bytes,
     memcpy(m->about, at + 8, sizeof(m->about));
     return m->what < LARDER_HANDOFF_COUNT;
 }
+
+/* ---- HOME ---- */
+
+void ldr_put_peer_home(uint8_t *at, const ldr_peer_home_t *row)
+{
+    memcpy(at, &row->key, sizeof(row->key));
+    ldr_put16(at + 32, row->group);
+    ldr_put16(at + 34, row->gone);
+    ldr_put64(at + 36, row->member);
+}
+
+bool ldr_get_peer_home(const uint8_t *at, ldr_peer_home_t *row)
+{
+    uint16_t gone = ldr_get16(at + 34);
+
+    memcpy(&row->key, at, sizeof(row->key));
+    row->group = ldr_get16(at + 32);
+    row->gone = gone == 1;
+    row->member = ldr_get64(at + 36);
+    return row->group < LARDER_GROUPS_MAX && gone <= 1;
+}

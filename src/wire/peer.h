@@ -14,12 +14,14 @@
  *   PEER_PUT    bytes for the other to keep
  *   PEER_HANDOFF  what a decode side says of a promise at the other; or that a
  *               promised chunk which the other waits for has come, or failed
+ *   PEER_HOME   which members' disks have chunks that the other owns; only to a
+ *               member that says LDR_MEET_HOMES
  *   PEER_MEASURE  any bytes, which nobody keeps, and as many back as its number
  *               says: how fast a link is. In place of the first MEET, on a
  *               connection of its own
  *
- * ASK, GET and PUT carry the space's epoch as the sender knows it. Where the
- * two differ nothing is done (LARDER_E_STALE): they meet again first.
+ * ASK, GET, PUT and HOME carry the space's epoch as the sender knows it. Where
+ * the two differ nothing is done (LARDER_E_STALE): they meet again first.
  */
 #pragma once
 
@@ -53,6 +55,7 @@ typedef struct ldr_meet {
 #define LDR_MEET_RETURN 8u  /* ... or to take its place again */
 #define LDR_MEET_MORE 16u   /* more epochs follow in another MEET */
 #define LDR_MEET_NEXT 32u   /* a request: the reply goes on with epochs */
+#define LDR_MEET_HOMES 64u  /* the sender keeps homes: it takes PEER_HOME */
 
 typedef struct ldr_epoch_row {
     uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */
@@ -87,13 +90,13 @@ size_t ldr_put_peer_space(uint8_t *at, const char *tenant,
 bool ldr_get_peer_space(const uint8_t *at, size_t bytes,
                         char tenant[LDR_TENANT_MAX + 1], ldr_space_msg_t *m);
 
-/* ---- ASK, GET, PUT: a head and rows, in requests and replies ---- */
+/* ---- ASK, GET, PUT, HOME: a head and rows, in requests and replies ---- */
 
 typedef struct ldr_peer_head {
     uint32_t space; /* the other node's number of it */
     uint32_t epoch;
     uint32_t count;  /* of rows */
-    uint32_t shards; /* ASK: of a chunk */
+    uint32_t shards; /* ASK: of a chunk; PUT: LDR_PUT_... */
     const uint8_t *rows;
     /* ASK's reply: ids of other members, 8 bytes each, behind the rows. */
     const uint8_t *others;
@@ -105,12 +108,19 @@ typedef struct ldr_peer_head {
  * says so once (LDR_PEER_CLOSED) when the last such chunk of the ask has come
  * or failed; only who asked with LDR_ASK_PROMISED is told so. In the upper
  * bits, from 1 on, which of `others` it should be fetched from instead. Only
- * who asked with LDR_ASK_OTHERS is told so. */
+ * who asked with LDR_ASK_OTHERS is told so. Who asked with LDR_ASK_HOMES is
+ * told LDR_FOUND_AT of what the member lacks itself: that one of `others`
+ * should have the chunk, and is to be asked. */
 #define LDR_FOUND_BITS 26u
 #define LDR_FOUND_LENGTH ((1u << LDR_FOUND_BITS) - 1)
 #define LDR_OTHERS_MAX ((1u << (32 - LDR_FOUND_BITS)) - 1)
 #define LDR_FOUND_PROMISED LDR_FOUND_LENGTH
-_Static_assert(LARDER_VALUE_MAX < LDR_FOUND_LENGTH, "a length has its bits");
+#define LDR_FOUND_AT (LDR_FOUND_LENGTH - 1)
+_Static_assert(LARDER_VALUE_MAX < LDR_FOUND_AT, "a length has its bits");
+
+/* A PUT whose sender keeps the shards on its own disk as well: they have one
+ * copy fewer to go to. Else 1. */
+#define LDR_PUT_KEPT 2u
 
 #define LDR_PEER_HEAD_BYTES 16u
 size_t ldr_put_peer_head(uint8_t *at, const ldr_peer_head_t *m);
@@ -131,7 +141,8 @@ typedef struct ldr_peer_name {
 
 #define LDR_ASK_OTHERS (1u << 31)   /* the asker knows what others are */
 #define LDR_ASK_PROMISED (1u << 30) /* ... and waits for what is promised */
-#define LDR_ASK_MS (LDR_ASK_PROMISED - 1)
+#define LDR_ASK_HOMES (1u << 29)    /* ... knows what LDR_FOUND_AT is */
+#define LDR_ASK_MS (LDR_ASK_HOMES - 1)
 
 /* It came wrong: its holder is to look at it before it sends it again. */
 #define LDR_GET_CHECK (1u << 31)
@@ -169,6 +180,20 @@ typedef struct ldr_peer_handoff {
 size_t ldr_put_peer_handoff(uint8_t *at, const ldr_peer_handoff_t *m);
 bool ldr_get_peer_handoff(const uint8_t *at, size_t bytes,
                           ldr_peer_handoff_t *m);
+
+/* ---- HOME: a head, and rows; the reply has no body ---- */
+
+typedef struct ldr_peer_home {
+    larder_key_t key;
+    uint16_t group;
+    bool gone;       /* the member was asked, and lacks the chunk */
+    uint64_t member; /* its id; without gone: the sender's */
+} ldr_peer_home_t;
+
+#define LDR_PEER_HOME_BYTES 44u
+#define LDR_PEER_HOMES_MAX 1024u /* rows of one message */
+void ldr_put_peer_home(uint8_t *at, const ldr_peer_home_t *row);
+bool ldr_get_peer_home(const uint8_t *at, ldr_peer_home_t *row);
 
 /* Rows of a chunk of so many shards that one ASK and its reply have room for.
  */

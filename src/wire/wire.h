@@ -86,6 +86,7 @@
     X(PEER_GET, 75, 0, "peer_get")                                             \
     X(PEER_PUT, 76, 0, "peer_put")                                             \
     X(PEER_HANDOFF, 77, 0, "peer_handoff")                                     \
+    X(PEER_HOME, 78, 0, "peer_home")                                           \
     X(PEER_MEASURE, 79, 0, "peer_measure")
 
 typedef enum ldr_opcode {

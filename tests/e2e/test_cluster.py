@@ -21,7 +21,7 @@ class Cluster:
                 f"n{i}=127.0.0.1:{port}" for i, port in enumerate(self.ports)),
             "cluster_secret": secret_file(tmp_path / "secret"),
             "peer_timeout_ms": 1000, "peer_match_ms": 500,
-            "cluster_ramp_s": 0, **options}
+            "cluster_ramp_s": 0, "home": "owner", **options}
         self.nodes = [serve(name=f"n{i}", member_name=f"n{i}", dirs=dirs,
                             **self.options, **(more[i] if more else {}))
                       for i in range(count)]
@@ -98,6 +98,41 @@ def test_one_pool(cluster):
     first.kill()
     assert load(second, more) >= kept > 0
     assert load(third, more) >= kept
+
+
+def test_the_writer_keeps_it(serve, tmp_path):
+    """home=auto, with disks: what the first member saves is on its disk and on
+    no other. A third one loads it, also after the owners were restarted, who
+    know nothing of it then until they are told again."""
+    cluster = Cluster(serve, tmp_path, home="auto")
+    first, second, third = cluster.nodes
+    names = names_of("home")
+    save(first, names)
+    with Node(first.url()) as node:
+        assert node.flush() == OK  # it is written down, and others know
+
+    def on_disk(daemon):
+        return daemon.metrics().sum("larder_space_ssd_bytes")
+    assert on_disk(first) > 0
+    assert on_disk(second) == on_disk(third) == 0
+    known = first.metrics().sum("larder_peer_homes_total", event="announced")
+    assert 0 < known == (second.value("larder_peer_homes") +
+                         third.value("larder_peer_homes"))
+    assert first.metrics().sum("larder_peer_shards_total", event="sent") == 0
+    assert load(second, names) == COUNT
+    third.kill()
+    third.start()
+    cluster.met(third)
+    assert load(third, names) == COUNT
+    for daemon in (second, third):
+        daemon.kill()
+        daemon.start()
+    for daemon in cluster.nodes:
+        cluster.met(daemon)
+    until(lambda: known <= second.value("larder_peer_homes") +
+          third.value("larder_peer_homes"))
+    assert load(third, names) == COUNT
+    assert on_disk(second) == 0
 
 
 def test_present_is_not_sent_again(cluster):

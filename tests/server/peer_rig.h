@@ -52,6 +52,7 @@ struct rig {
     sim_net_t *net;
     unsigned count;
     bool disks;                        /* each has one */
+    unsigned starts[MEMBERS_MAX + 1];  /* of each member */
     member_t members[MEMBERS_MAX + 1]; /* by place */
     uint8_t data[VALUE_MAX];
 };
@@ -116,6 +117,7 @@ static inline void member_up(rig_t *r, unsigned place,
     set(o, "member_name", name);
     set(o, "cluster_secret", secret_path);
     set(o, "cluster_ramp_s", "0");
+    set(o, "home", "owner");
     for (; settings != NULL && settings->name != NULL; settings++) {
         set(o, settings->name, settings->value);
     }
@@ -131,7 +133,7 @@ static inline void member_up(rig_t *r, unsigned place,
         .log = log,
         .clock = sim_clock(r->net),
         .threads = sim_threads(r->net),
-        .seed = place,
+        .seed = place + 64 * r->starts[place]++, /* another run of it */
     };
     need(ldr_cluster_open(&cluster, &m->cluster) == LARDER_OK);
     ldr_node_env_t env = {

@@ -457,6 +457,7 @@ static inline bool form_read_match(const uint8_t *at, size_t bytes,
     return true;
 }
 
+#include "wire/forms_peer.h"
 #include "wire/forms_stage.h"
 
 static inline size_t form_make_list(ldr_rand_t *r, uint8_t *at)
@@ -840,6 +841,7 @@ static inline bool form_read_ends(const uint8_t *at, size_t bytes,
     X(describe)                                                                \
     X(stage)                                                                   \
     X(handoff)                                                                 \
+    X(peer_home)                                                               \
     X(staged)                                                                  \
     X(places)                                                                  \
     X(list)                                                                    \

@@ -5,7 +5,7 @@
  */
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/homes.h"
 
 /* How long a location is believed: as long as its lease. */
 #define KNOWN_NS (LDR_LEASE_MS * UINT64_C(1000000))
@@ -106,38 +106,79 @@ static void note(ldr_peers_t *p, const ldr_query_t *ask,
     }
 }
 
+/* One more member is asked for a row, unless it is asked already. how: 0, or
+ * LDR_QUERY_... False: it was. */
+static bool add_member(ldr_query_t *ask, ldr_query_part_t **parts,
+                       ldr_peer_node_t *n, uint32_t at, uint32_t how)
+{
+    ldr_query_row_t *row = &ask->rows[at];
+
+    for (unsigned i = 0; i < row->asked; i++) {
+        if (row->members[i] == n->number) {
+            return false;
+        }
+    }
+    if (row->asked == LDR_QUERY_MEMBERS) {
+        return false;
+    }
+    /* The first that is asked is whom it will be fetched from, most likely. */
+    bool second = how == LDR_QUERY_HOME ? row->homes > 0 : row->asked > 0;
+    ldr_query_part_t *part = n->remote != NULL && ldr_breaker_shut(n->remote)
+                                 ? part_of(ask, parts, n->number)
+                                 : NULL;
+    row->homes += how == LDR_QUERY_HOME;
+    if (part != NULL) {
+        part->rows[part->count++] = at | how | (second ? LDR_QUERY_SECOND : 0);
+    } else {
+        n->n.unanswered++;
+    }
+    row->members[row->asked++] = n->number;
+    return true;
+}
+
 /* Adds one row to the part of each member that is asked for it: the one that
- * the ask names, then those of rank 1 and 2. */
+ * the ask names, those of rank 1 and 2, and those of which this node itself
+ * knows that they should have it. */
 static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
                      ldr_peer_node_t *first, uint32_t at, uint64_t now_ns)
 {
     ldr_query_row_t *row = &ask->rows[at];
-    ldr_peer_node_t *nodes[RANKS + 2] = {first};
-    unsigned known = first != NULL, count = 0;
-    uint32_t mine;
-    unsigned n =
-        ldr_peers_owners(p, &row->key, false, RANKS, nodes + known, &mine);
+    uint32_t epoch = p->host->store.spaces[ask->space].epoch, mine;
+    ldr_peer_node_t *nodes[LDR_HOMES_KNOWN];
+    unsigned n;
 
-    for (unsigned k = 0; k < known + n; k++) {
-        ldr_peer_node_t *node = nodes[k];
-
-        if (k >= known && node == first) {
-            continue;
-        }
-        ldr_query_part_t *part =
-            node->remote != NULL && ldr_breaker_shut(node->remote)
-                ? part_of(ask, parts, node->number)
-                : NULL;
-        row->asked++;
-        if (part != NULL) {
-            part->rows[part->count++] = at | (count > 0 ? LDR_QUERY_SECOND : 0);
-        } else {
-            node->n.unanswered++;
-        }
-        count++;
+    if (first != NULL) {
+        add_member(ask, parts, first, at, 0);
+    }
+    n = ldr_home_find(p, row->fingerprint, epoch, NULL, nodes);
+    for (unsigned k = 0; k < n; k++) {
+        add_member(ask, parts, nodes[k], at, LDR_QUERY_HOME);
+    }
+    n = ldr_peers_owners(p, &row->key, false, RANKS, nodes, &mine);
+    for (unsigned k = 0; k < n; k++) {
+        add_member(ask, parts, nodes[k], at, 0);
     }
     /* With nobody asked it is this node's, and nobody else's. */
-    note(p, ask, row, count == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN, now_ns);
+    note(p, ask, row, row->asked == 0 ? LDR_PEER_NONE : LDR_PEER_UNKNOWN,
+         now_ns);
+}
+
+/* Gives the parts to the lanes of their members. */
+static void hand_parts(ldr_peers_t *p, ldr_query_t *ask,
+                       ldr_query_part_t **parts)
+{
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (parts[i] != NULL) {
+            *n->asks_end = parts[i];
+            n->asks_end = &parts[i]->next;
+            ask->pending++;
+            ask->refs++;
+            n->n.asked++;
+            ldr_lane_wake(n, false);
+        }
+    }
 }
 
 bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
@@ -150,6 +191,7 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
     ask->match_ns = ldr_min64(
         ask->until_ns, now_ns + p->host->options.peer_match_ms * 1000000u);
     ldr_peer_node_t *first = hinted(p, ask);
+    ask->homes = true;
     for (uint32_t i = 0; parts != NULL && i < ask->count; i++) {
         if (i + AHEAD < ask->count && p->view != NULL) {
             ldr_view_prefetch(p->view, ldr_run_hash(&ask->rows[i + AHEAD].key));
@@ -162,17 +204,8 @@ bool ldr_peer_ask(ldr_tier_t *t, ldr_query_t *ask)
     } else {
         ask->until_ns = ask->match_ns;
     }
-    for (unsigned i = 0; parts != NULL && i < p->node_count; i++) {
-        ldr_peer_node_t *n = p->nodes[i];
-
-        if (parts[i] != NULL) {
-            *n->asks_end = parts[i];
-            n->asks_end = &parts[i]->next;
-            ask->pending++;
-            ask->refs++;
-            n->n.asked++;
-            ldr_lane_wake(n, false);
-        }
+    if (parts != NULL) {
+        hand_parts(p, ask, parts);
     }
     ldr_free(parts);
     ask->over = ask->pending == 0;
@@ -243,13 +276,37 @@ static void note_promised(ldr_query_part_t *part, const ldr_query_row_t *row,
     }
 }
 
+/* The member says that another one should have it: that is asked next, and at
+ * once. *more_p: parts of members that are; NULL: there are none yet. With the
+ * lock. */
+static void ask_home(ldr_peers_t *p, ldr_query_t *ask, uint32_t at,
+                     const ldr_peer_head_t *reply, uint32_t place,
+                     ldr_query_part_t ***more_p)
+{
+    if (place == 0 || place > reply->other_count || ask->over) {
+        return;
+    }
+    uint64_t id = ldr_get64(reply->others + (size_t)(place - 1) * 8);
+    if (*more_p == NULL) {
+        *more_p = ldr_alloc(LDR_PEERS_MAX * sizeof(**more_p));
+    }
+    for (unsigned i = 0; i < p->node_count && *more_p != NULL; i++) {
+        if (p->nodes[i]->id == id && p->nodes[i]->in_view) {
+            add_member(ask, *more_p, p->nodes[i], at, LDR_QUERY_HOME);
+        }
+    }
+}
+
 /* What a member has of one chunk: lengths of its shards. With the lock. */
 static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
-                        ldr_query_row_t *row, uint32_t epoch, uint64_t now_ns,
-                        const ldr_peer_head_t *reply, const uint8_t *lengths)
+                        uint32_t which, uint32_t epoch, uint64_t now_ns,
+                        const ldr_peer_head_t *reply, const uint8_t *lengths,
+                        ldr_query_part_t ***more_p)
 {
     ldr_peers_t *p = n->tier;
     ldr_query_t *ask = part->ask;
+    ldr_query_row_t *row = &ask->rows[which & LDR_QUERY_ROW];
+    bool none = true;
     ldr_location_t at;
 
     if (part->waits) { /* it may be asked again: what it lacks is not absent */
@@ -266,6 +323,11 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
             ldr_where_find(p->where, row->fingerprint, i, epoch, &at) &&
             at.length > 0;
 
+        none = none && length == 0;
+        if (length == LDR_FOUND_AT && ask->homes) {
+            ask_home(p, ask, which & LDR_QUERY_ROW, reply,
+                     found >> LDR_FOUND_BITS, more_p);
+        }
         if (length == 0 || length > LARDER_VALUE_MAX) {
             continue;
         }
@@ -282,6 +344,9 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
         ldr_where_put(p->where, row->fingerprint, i, epoch, now_ns + KNOWN_NS,
                       &at);
     }
+    if (none && (which & LDR_QUERY_HOME) != 0) {
+        ldr_home_say_gone(n, ask->space, &row->key, row->group);
+    }
     if (row->answered == row->asked) { /* all have, so it is known */
         note(p, ask, row, LDR_PEER_NONE, now_ns);
     }
@@ -289,7 +354,7 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
 
 static ldr_query_row_t *row_at(const ldr_query_part_t *part, uint32_t at)
 {
-    return &part->ask->rows[part->rows[at] & ~LDR_QUERY_SECOND];
+    return &part->ask->rows[part->rows[at] & LDR_QUERY_ROW];
 }
 
 /* Up to so many rows in one call. Gives how many were answered. */
@@ -305,6 +370,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
 
     ldr_host_lock(p->host);
     head.epoch = p->host->store.spaces[ask->space].epoch;
+    uint32_t homes = ask->homes && n->homes ? LDR_ASK_HOMES : 0;
     ldr_host_unlock(p->host);
     size_t bytes = ldr_put_peer_head(body, &head);
     for (uint32_t i = 0; i < count; i++) {
@@ -317,6 +383,7 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
                                               : LDR_LEASE_MS);
         }
         name.room |= part->waits ? LDR_ASK_PROMISED : 0;
+        name.room |= part->rows[at + i] & LDR_QUERY_HOME ? 0 : homes;
         ldr_put_peer_name(body + bytes, &name);
         bytes += LDR_PEER_NAME_BYTES;
     }
@@ -327,19 +394,24 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
          reply.count != count || reply.shards != ask->shards)) {
         *st_p = ldr_fail(LARDER_E_OFFLINE, "%s: a malformed answer", n->name);
     }
+    ldr_query_part_t **more = NULL;
     ldr_host_lock(p->host);
     if (*st_p == LARDER_OK &&
         head.epoch == p->host->store.spaces[ask->space].epoch) {
         uint64_t now_ns = ldr_peers_now(p);
 
         for (uint32_t i = 0; i < count; i++) {
-            take_answer(n, part, row_at(part, at + i), head.epoch, now_ns,
-                        &reply, reply.rows + (size_t)i * 4 * ask->shards);
+            take_answer(n, part, part->rows[at + i], head.epoch, now_ns, &reply,
+                        reply.rows + (size_t)i * 4 * ask->shards, &more);
+        }
+        if (more != NULL) {
+            hand_parts(p, ask, more);
         }
     } else if (*st_p == LARDER_E_STALE) {
         n->tried = n->informed = 0; /* they meet again */
     }
     ldr_host_unlock(p->host);
+    ldr_free(more);
     return *st_p == LARDER_OK ? count : 0;
 }
 

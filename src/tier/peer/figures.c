@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/homes.h"
 
 /* With the lock. */
 static void look(const ldr_peer_node_t *n, ldr_peer_figures_t *row)
@@ -45,7 +45,13 @@ static void put_queue(ldr_peers_t *p, ldr_exposition_t *e)
     const ldr_behind_t *q = &p->host->store.queues[LDR_PEER_QUEUE];
     uint64_t count = q->count + q->hands[0] + q->hands[1], bytes = q->bytes;
     uint64_t lag_ns = count > 0 ? ldr_peers_now(p) - p->caught_up_ns : 0;
+    uint64_t homes = ldr_homes_count(p->homes), dropped = p->homes_dropped;
+    uint64_t copied = p->copied;
     ldr_host_unlock(p->host);
+    ldr_metric_put(e, LDR_METRIC_peer_homes, LDR_NO_LABELS, homes);
+    ldr_metric_put(e, LDR_METRIC_peer_homes_dropped_total, LDR_NO_LABELS,
+                   dropped);
+    ldr_metric_put(e, LDR_METRIC_peer_copies_total, LDR_NO_LABELS, copied);
     ldr_metric_put(e, LDR_METRIC_peer_queue_shards, LDR_NO_LABELS, count);
     ldr_metric_put(e, LDR_METRIC_peer_queue_bytes, LDR_NO_LABELS, bytes);
     ldr_metric_put_fixed(e, LDR_METRIC_peer_lag_seconds, LDR_NO_LABELS,

@@ -3,7 +3,7 @@
  * idle. Its loop holds the node's lock but while it calls the member.
  */
 #include "base/bytes.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/homes.h"
 
 #define LOOK_NS 1000000000u /* for room, and for a new view */
 
@@ -82,6 +82,9 @@ static bool work(struct ldr_peer_lane *lane)
     if (lane->number == 0) {
         return false;
     }
+    if (ldr_here_say(n)) {
+        return true;
+    }
     if (n->fetch_head != LDR_NIL && ldr_peer_fetch_some(n)) {
         return true;
     }
@@ -112,6 +115,8 @@ static void *lane_main(void *arg)
             ldr_peer_leases_end(p, until_ns - LOOK_NS);
             until_ns = ldr_min64(until_ns, meets_ns(n));
             until_ns = ldr_min64(until_ns, ldr_peer_awaited(n, 0));
+        } else {
+            until_ns = ldr_min64(until_ns, ldr_here_ns(n));
         }
         lane->idle = true;
         ldr_host_tell(p->host);
@@ -177,6 +182,7 @@ void ldr_lanes_end(ldr_peers_t *p)
     ldr_host_lock(p->host);
     p->stop = true;
     p->threads->wake(p->threads->arg, &p->work, true);
+    p->threads->wake(p->threads->arg, &p->announce_work, true);
     unsigned count = p->node_count;
     for (unsigned i = 0; i < count; i++) {
         while (wake_idle(p->nodes[i], 0, LDR_PEER_LANES)) {
@@ -185,6 +191,9 @@ void ldr_lanes_end(ldr_peers_t *p)
     ldr_host_unlock(p->host);
     if (p->saver_runs) {
         p->threads->join(p->threads->arg, p->saver);
+    }
+    if (p->announcer_runs) {
+        p->threads->join(p->threads->arg, p->announcer);
     }
     ldr_host_lock(p->host);
     ldr_peer_leases_end(p, UINT64_MAX);

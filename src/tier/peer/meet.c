@@ -175,7 +175,7 @@ static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n)
 /* What this node says of itself, and of the other. */
 static uint32_t flags_for(const ldr_peers_t *p, const ldr_peer_node_t *n)
 {
-    return (p->leaving ? LDR_MEET_LEAVING : 0) |
+    return LDR_MEET_HOMES | (p->leaving ? LDR_MEET_LEAVING : 0) |
            (n->in_view ? LDR_MEET_KNOWN : 0) |
            (ldr_peers_now(p) < n->order_ns ? n->order : 0);
 }
@@ -265,7 +265,9 @@ static larder_status_t claim(ldr_peers_t *p, ldr_peer_node_t *n,
     larder_status_t st = ldr_cluster_claim(p->cluster, &c);
     if (st == LARDER_OK && m->run != n->run) {
         n->run = m->run;
-        n->got = 0; /* it numbers its removals from 1 again */
+        n->got = 0;         /* it numbers its removals from 1 again */
+        n->here_all = true; /* ... and has forgotten all homes */
+        p->threads->wake(p->threads->arg, &p->announce_work, true);
     }
     return st;
 }
@@ -362,6 +364,7 @@ static void hear_leaving(ldr_peers_t *p, ldr_peer_node_t *n,
     uint64_t now_s = ldr_wall_s(p->host->clock);
 
     n->leaving = leaving;
+    n->homes = (m->flags & LDR_MEET_HOMES) != 0;
     n->knows = (m->flags & LDR_MEET_KNOWN) != 0;
     n->same_view = p->view != NULL && m->view == ldr_get64(p->view->hash);
     n->skew_s = now_s > m->wall_s ? now_s - m->wall_s : m->wall_s - now_s;

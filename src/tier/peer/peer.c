@@ -8,6 +8,7 @@
 #include "base/grow.h"
 #include "base/mem.h"
 #include "net/pool.h"
+#include "tier/peer/homes.h"
 
 /* ---- members ---- */
 
@@ -83,6 +84,7 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
     n->words_end = &n->words;
     n->saves_end = &n->saves;
     n->fetch_head = n->fetch_tail = LDR_NIL;
+    n->here_all = true;
     p->nodes[p->node_count++] = n;
     return n;
 }
@@ -166,6 +168,7 @@ void ldr_peers_look(ldr_peers_t *p)
     p->view = view;
     p->by_place = by_place;
     ldr_peers_leave_look(p);
+    p->threads->wake(p->threads->arg, &p->announce_work, true);
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
     }
@@ -237,6 +240,7 @@ static void peer_destroy(ldr_tier_t *t)
         if (n->remote != NULL) {
             ldr_remote_destroy(n->remote);
         }
+        ldr_here_end(n);
         for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
             pthread_cond_destroy(&n->lanes[k].wake);
         }
@@ -257,6 +261,11 @@ static void peer_destroy(ldr_tier_t *t)
     ldr_where_close(p->where);
     ldr_peer_leases_close(p->leases);
     ldr_hot_close(p->hot);
+    ldr_homes_close(p->homes);
+    if (p->announced != NULL) {
+        ldr_view_give(p->announced);
+    }
+    ldr_free(p->copies);
     ldr_free(p->by_place);
     ldr_free(p->nodes);
     ldr_free(p->retired);
@@ -267,6 +276,8 @@ static void peer_destroy(ldr_tier_t *t)
         ldr_unreserve(p->lineage, LDR_SPACES_MAX * sizeof(*p->lineage));
     }
     pthread_cond_destroy(&p->work);
+    pthread_cond_destroy(&p->announce_work);
+    pthread_cond_destroy(&p->copy_work);
     ldr_free(p);
 }
 
@@ -277,7 +288,8 @@ static larder_status_t peer_open(ldr_host_t *host)
     if (host->cluster == NULL) {
         return LARDER_OK;
     }
-    if (p == NULL || !ldr_cond_init(&p->work)) {
+    if (p == NULL || !ldr_cond_init(&p->work) ||
+        !ldr_cond_init(&p->announce_work) || !ldr_cond_init(&p->copy_work)) {
         ldr_free(p);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }
@@ -292,14 +304,17 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->where = ldr_where_open(host->clock);
     p->leases = ldr_peer_leases_open();
     p->hot = ldr_hot_open();
+    p->homes = ldr_homes_open(host->options.peer_homes);
+    p->copies = ldr_alloc(LDR_COPIES_MAX * sizeof(*p->copies));
     p->spaces = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->spaces));
     p->removals = ldr_alloc(LDR_REMOVALS_MAX * sizeof(*p->removals));
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
     p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
     if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
-        p->leases == NULL || p->hot == NULL || p->spaces == NULL ||
-        p->removals == NULL || p->removal_ids == NULL || p->lost == NULL) {
+        p->leases == NULL || p->hot == NULL || p->homes == NULL ||
+        p->copies == NULL || p->spaces == NULL || p->removals == NULL ||
+        p->removal_ids == NULL || p->lost == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }
@@ -313,7 +328,9 @@ static larder_status_t peer_start(ldr_tier_t *t)
 
     p->saver_runs = p->threads->start(p->threads->arg, &p->saver,
                                       "larder-peers", ldr_peer_saver, p);
-    if (!p->saver_runs) {
+    p->announcer_runs = p->threads->start(
+        p->threads->arg, &p->announcer, "larder-homes", ldr_peer_announcer, p);
+    if (!p->saver_runs || !p->announcer_runs) {
         return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
     }
     ldr_host_lock(p->host);
@@ -360,6 +377,11 @@ static larder_status_t peer_use_space(ldr_tier_t *t, uint32_t space,
     if (p->spaces[space] == NULL && info->has_key) {
         p->spaces[space] = s; /* lanes use it without the lock from now on */
         s = NULL;
+        for (unsigned i = 0;
+             p->host->store.spaces[space].chunks > 0 && i < p->node_count;
+             i++) { /* what a disk had of it was not announced */
+            p->nodes[i]->here_all = true;
+        }
     }
     ldr_host_unlock(p->host);
     ldr_free(s);

@@ -14,6 +14,9 @@
  * in batches (save.c). A member among the first `copies` passes it on to the
  * next of them, any other node to the first that answers.
  *
+ * That is so where the owner's disk keeps what is saved. Where this node's own
+ * does, the owner is only told so: homes.h.
+ *
  * Resets and removals. Members meet (meet.c): each tells the other its epochs
  * and the removals that the other has not heard of, and takes over the other's,
  * before anything else is said in a session and again after each reset and
@@ -70,7 +73,10 @@
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
 
-#define LDR_QUERY_SECOND (1u << 31) /* the member is of rank 2 for this row */
+#define LDR_QUERY_SECOND                                                       \
+    (1u << 31)                    /* the member is not the first for this row */
+#define LDR_QUERY_HOME (1u << 30) /* ... and should have it: homes.h */
+#define LDR_QUERY_ROW (LDR_QUERY_HOME - 1)
 
 /* One member's part of an ask. */
 typedef struct ldr_query_part {
@@ -82,13 +88,14 @@ typedef struct ldr_query_part {
     uint32_t promised;    /* of the last answer: chunks that had not come */
     uint32_t whole;       /* ... and those that were there */
     uint32_t count;
-    uint32_t rows[]; /* places in ask->rows, and LDR_QUERY_SECOND */
+    uint32_t rows[]; /* places in ask->rows, and LDR_QUERY_... */
 } ldr_query_part_t;
 
 /* Shards of one space on their way to one member; they are held. */
 typedef struct ldr_peer_batch {
     struct ldr_peer_batch *next;
     uint32_t space, count;
+    bool kept; /* this node's disk keeps them as well */
     uint32_t shards[LDR_PEER_BATCH];
 } ldr_peer_batch_t;
 
@@ -129,6 +136,16 @@ struct ldr_peer_node {
     struct ldr_peer_word *words, **words_end; /* to be said to it */
     unsigned word_count;
     bool said; /* a word was the last thing: asks that wait are next */
+
+    /* Homes (homes.h) */
+    bool homes;                /* it keeps some, by its own word */
+    struct ldr_here_row *here; /* a ring: what it is to be told */
+    uint32_t here_first, here_rows, here_room;
+    bool here_busy;  /* a lane tells it */
+    bool here_all;   /* it is to be told everything that this node has */
+    bool here_walks; /* ... which is under way */
+    uint64_t here_again_ns;
+
     uint32_t fetch_head, fetch_tail; /* shards, by fetch_next */
     uint64_t renew_ns; /* when those that still wait are asked for again */
     ldr_peer_batch_t *saves, **saves_end;
@@ -148,6 +165,7 @@ struct ldr_peer_node {
 typedef struct ldr_where ldr_where_t;   /* where.c */
 typedef struct ldr_leases ldr_leases_t; /* lease.c */
 typedef struct ldr_hot ldr_hot_t;       /* hot.c */
+typedef struct ldr_homes ldr_homes_t;   /* homes.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
@@ -189,10 +207,19 @@ struct ldr_peers {
     uint32_t leave_at;     /* shards before it were looked at (leave.c) */
     uint64_t leave_given;  /* shards that were given since it leaves */
 
-    /* The thread that hands out what is queued. */
-    pthread_cond_t work;
-    pthread_t saver;
-    bool saver_runs;
+    /* Homes (homes.h) */
+    ldr_homes_t *homes;
+    uint64_t homes_dropped, copied;
+    const ldr_view_t *announced;  /* members were told by it; or NULL */
+    uint64_t walks;               /* through all that there is */
+    struct ldr_peer_copy *copies; /* a ring: to be fetched for this node */
+    uint32_t copy_first, copy_count;
+
+    /* The threads that hand out what is queued, and announce, and (server/)
+     * take copies. */
+    pthread_cond_t work, announce_work, copy_work;
+    pthread_t saver, announcer;
+    bool saver_runs, announcer_runs;
 };
 
 extern const ldr_tier_ops_t ldr_tier_peer;

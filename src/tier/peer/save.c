@@ -9,7 +9,7 @@
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "net/pool.h"
-#include "tier/peer/peer.h"
+#include "tier/peer/homes.h"
 
 #define BATCHES_MAX 3u     /* of one member */
 #define SCAN 256u          /* shards looked at in one go */
@@ -25,30 +25,93 @@ typedef enum where {
     SOME
 } where_t;
 
-/* Who is given the chunk next. With the lock. */
-static where_t target(ldr_peers_t *p, const larder_key_t *key,
+/* The zone of the member whose disk has it and that is no owner of it; "": not
+ * known. */
+static const char *zone_of_home(ldr_peers_t *p, uint32_t shard, bool here)
+{
+    const ldr_store_t *store = &p->host->store;
+    const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+    ldr_name_t name = ldr_store_name(store, c->space, c->group, &c->key);
+    ldr_peer_node_t *nodes[LDR_HOMES_KNOWN];
+    uint32_t place = here ? p->view->self : LDR_NOBODY;
+
+    if (!here &&
+        ldr_home_find(p, name.fingerprint, c->epoch, NULL, nodes) > 0) {
+        place = ldr_view_find(p->view, nodes[0]->id);
+    }
+    return place != LDR_NOBODY ? p->view->members[place].zone : "";
+}
+
+/* The members that keep a chunk beside the disk that it was saved to, as places
+ * in the view: gives how many. With the writer's disk as one of the copies one
+ * owner is left out: the one in the writer's zone, or else the last. here: this
+ * node is that writer. */
+static uint32_t keepers(ldr_peers_t *p, uint32_t shard, bool here,
+                        uint32_t places[LDR_RANKS_MAX])
+{
+    const ldr_store_t *store = &p->host->store;
+    const ldr_shard_t *sh = &store->shards[shard];
+    uint32_t n =
+        ldr_view_copies(p->view, ldr_run_hash(&store->chunks[sh->chunk].key),
+                        (uint32_t)p->host->options.copies, places);
+
+    for (uint32_t i = 0; i < n && here; i++) {
+        here = places[i] != p->view->self; /* it is an owner: one of them */
+    }
+    if (n == 0 || !(here || sh->kept)) {
+        return n;
+    }
+    const char *zone = zone_of_home(p, shard, here);
+    uint32_t out = n - 1;
+    for (uint32_t i = 0; i < n && zone[0] != '\0'; i++) {
+        out = strcmp(p->view->members[places[i]].zone, zone) == 0 ? i : out;
+    }
+    memmove(places + out, places + out + 1, (n - out - 1) * sizeof(*places));
+    return n - 1;
+}
+
+static ldr_peer_node_t *node_at(const ldr_peers_t *p, uint32_t place)
+{
+    uint16_t at = p->by_place[place];
+
+    return at != LDR_PEER_NONE ? p->nodes[at] : NULL;
+}
+
+/* Who is given the chunk next. here: this node's disk keeps it. With the lock.
+ */
+static where_t target(ldr_peers_t *p, uint32_t shard, bool here,
                       ldr_peer_node_t **node_p)
 {
+    const ldr_store_t *store = &p->host->store;
+    const larder_key_t *key = &store->chunks[store->shards[shard].chunk].key;
     ldr_peer_node_t *nodes[LDR_RANKS_MAX];
-    uint32_t mine, copies = (uint32_t)p->host->options.copies;
-    unsigned n = ldr_peers_owners(p, key, true, copies, nodes, &mine);
+    uint32_t places[LDR_RANKS_MAX], mine;
 
-    if (mine != LDR_NOBODY) { /* on to the next of those who keep it */
-        if (mine >= n) {
-            return NOBODY;
-        }
-        *node_p = nodes[mine];
-        return ldr_peer_well(*node_p) ? SOME : NONE;
+    ldr_peers_look(p);
+    if (p->view == NULL) {
+        return NOBODY;
     }
-    for (unsigned i = 0; i < n; i++) {
-        if (ldr_peer_well(nodes[i])) {
-            *node_p = nodes[i];
+    uint32_t n = keepers(p, shard, here, places);
+    for (uint32_t i = 0; i < n; i++) {
+        if (places[i] == p->view->self) { /* on to the next of them */
+            *node_p = i + 1 < n ? node_at(p, places[i + 1]) : NULL;
+            return *node_p == NULL          ? NOBODY
+                   : ldr_peer_well(*node_p) ? SOME
+                                            : NONE;
+        }
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        *node_p = node_at(p, places[i]);
+        if (*node_p != NULL && ldr_peer_well(*node_p)) {
             return SOME;
         }
     }
+    if (here) { /* it is safe where it is */
+        return n == 0 ? NOBODY : NONE;
+    }
     /* None of them: whoever is of the next rank is asked for it, too. */
     n = ldr_peers_owners(p, key, false, 2, nodes, &mine);
-    for (unsigned i = 0; i < n && mine == LDR_NOBODY; i++) {
+    for (uint32_t i = 0; i < n && mine == LDR_NOBODY; i++) {
         if (ldr_peer_well(nodes[i])) {
             *node_p = nodes[i];
             return SOME;
@@ -61,17 +124,27 @@ bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
     const ldr_store_t *store = &p->host->store;
+    const ldr_shard_t *sh = &store->shards[shard];
+    const ldr_chunk_t *c = &store->chunks[sh->chunk];
     ldr_peer_node_t *nodes[LDR_RANKS_MAX];
     uint32_t mine;
 
-    if (p->host->options.peer_save != LDR_PEER_SAVE_ALL) {
+    if (p->host->options.peer_save != LDR_PEER_SAVE_ALL ||
+        ldr_home_is_here(p, shard)) {
         return false;
     }
-    unsigned n =
-        ldr_peers_owners(p, &store->chunks[store->shards[shard].chunk].key,
-                         true, (unsigned)p->host->options.copies, nodes, &mine);
+    unsigned n = ldr_peers_owners(
+        p, &c->key, true, (unsigned)p->host->options.copies, nodes, &mine);
+    if (mine != LDR_NOBODY) { /* what was fetched is on its home's disk */
+        return sh->tier == LARDER_TIER_PEER && sh->given &&
+               !ldr_home_wants_copy(
+                   p,
+                   ldr_store_name(store, c->space, c->group, &c->key)
+                       .fingerprint,
+                   c->epoch);
+    }
     bool elsewhere = false;
-    for (unsigned i = 0; i < n && mine == LDR_NOBODY; i++) {
+    for (unsigned i = 0; i < n; i++) {
         elsewhere = elsewhere || ldr_peer_well(nodes[i]);
     }
     return elsewhere;
@@ -80,12 +153,16 @@ bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
 static void push(ldr_peers_t *p, uint32_t shard)
 {
     ldr_store_t *store = &p->host->store;
-    const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+    const ldr_shard_t *sh = &store->shards[shard];
     ldr_peer_node_t *node;
 
     ldr_peers_look(p);
-    if (p->node_count > 0 && p->spaces[c->space] != NULL &&
-        target(p, &c->key, &node) != NOBODY) {
+    if (p->node_count == 0 ||
+        p->spaces[store->chunks[sh->chunk].space] == NULL) {
+        return;
+    }
+    bool here = ldr_home_is_here(p, shard);
+    if ((here && !sh->announced) || target(p, shard, here, &node) != NOBODY) {
         ldr_behind_push(store, LDR_PEER_QUEUE, shard);
         p->threads->wake(p->threads->arg, &p->work, true);
     }
@@ -106,7 +183,7 @@ void ldr_peer_used(ldr_tier_t *t, uint32_t shard)
     const ldr_shard_t *sh = &p->host->store.shards[shard];
 
     if (p->host->options.peer_save == LDR_PEER_SAVE_REUSED && !sh->given &&
-        sh->state == LDR_SHARD_READY &&
+        !sh->announced && sh->state == LDR_SHARD_READY &&
         p->host->store.chunks[sh->chunk].entry != LDR_NIL) {
         push(p, shard);
     }
@@ -132,12 +209,14 @@ static void hand_over(filling_t *f)
 }
 
 /* The batch that the shard goes with. NULL: the member has enough to do. */
-static filling_t *batch_for(filling_t *open, ldr_peer_node_t *n, uint32_t space)
+static filling_t *batch_for(filling_t *open, ldr_peer_node_t *n, uint32_t space,
+                            bool kept)
 {
     filling_t *free = NULL;
 
     for (unsigned i = 0; i < OPEN; i++) {
-        if (open[i].node == n && open[i].batch->space == space) {
+        if (open[i].node == n && open[i].batch->space == space &&
+            open[i].batch->kept == kept) {
             return &open[i];
         }
         free = open[i].node == NULL ? &open[i] : free;
@@ -150,6 +229,7 @@ static filling_t *batch_for(filling_t *open, ldr_peer_node_t *n, uint32_t space)
         return NULL;
     }
     free->batch->space = space;
+    free->batch->kept = kept;
     free->node = n;
     n->save_count++;
     return free;
@@ -168,9 +248,15 @@ static bool hand_out(ldr_peers_t *p)
         uint32_t next = store->shards[shard].links[LDR_PEER_QUEUE].next;
         const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
         ldr_peer_node_t *n = NULL;
-        where_t where = target(p, &c->key, &n);
-        filling_t *f = where == SOME ? batch_for(open, n, c->space) : NULL;
+        bool here = ldr_home_is_here(p, shard);
+        bool kept = here || store->shards[shard].kept;
+        where_t where = target(p, shard, here, &n);
+        filling_t *f =
+            where == SOME ? batch_for(open, n, c->space, kept) : NULL;
 
+        if (here && !store->shards[shard].announced) {
+            ldr_home_announce(p, shard);
+        }
         if (where == NOBODY) {
             ldr_behind_remove(store, LDR_PEER_QUEUE, shard);
         } else if (f == NULL) { /* others are not to wait behind it */
@@ -330,13 +416,15 @@ static void collect(const ldr_store_t *store, const ldr_peer_batch_t *b,
     }
 }
 
-static larder_status_t send(ldr_talk_t *v, sending_t *s)
+static larder_status_t send(ldr_talk_t *v, bool kept, sending_t *s)
 {
     uint8_t *body = ldr_body(v->call.buffer);
     ldr_conn_t *c = ldr_conn_of(v->link);
     ldr_call_t *got = NULL;
-    ldr_peer_head_t head = {
-        .space = v->space, .epoch = s->epoch, .count = s->count, .shards = 1};
+    ldr_peer_head_t head = {.space = v->space,
+                            .epoch = s->epoch,
+                            .count = s->count,
+                            .shards = kept ? LDR_PUT_KEPT : 1};
     size_t bytes = ldr_put_peer_head(body, &head);
 
     for (uint32_t i = 0; i < s->count; i++) {
@@ -388,7 +476,7 @@ static larder_status_t call(ldr_peer_node_t *n, ldr_peer_batch_t *b,
         collect(&p->host->store, b, s);
     }
     if (st == LARDER_OK && s->count > 0) {
-        st = send(&v, s);
+        st = send(&v, b->kept, s);
     }
     ldr_talk_end(&v, st);
     return st;
@@ -470,8 +558,9 @@ larder_status_t ldr_peer_flush(ldr_tier_t *t, const ldr_stop_t *stop)
 
     ldr_host_lock(host);
     const ldr_behind_t *q = &host->store.queues[LDR_PEER_QUEUE];
-    while (st == LARDER_OK && any_well(p) &&
-           (q->count > 0 || q->hands[0] + q->hands[1] > 0)) {
+    while (
+        st == LARDER_OK && any_well(p) &&
+        (q->count > 0 || q->hands[0] + q->hands[1] > 0 || !ldr_here_said(p))) {
         if (!ldr_host_wait_stop(host, stop)) {
             st = ldr_host_gave_up(host, stop);
         }

@@ -38,7 +38,8 @@ static void bind_all(world_t *w)
     }
 }
 
-/* A holder that others ask: the members of rank 1 and 2. */
+/* A holder that others ask: the members of rank 1 and 2, and those of which
+ * these should know. */
 static sim_node_t *holder_of(world_t *w, unsigned key, bool *any_p)
 {
     sim_node_t *found = NULL;
@@ -49,7 +50,10 @@ static sim_node_t *holder_of(world_t *w, unsigned key, bool *any_p)
 
         if (n->up && node_holds(n, key)) {
             *any_p = true;
-            found = node_rank(n, key) != UINT32_MAX ? n : found;
+            found = node_rank(n, key) != UINT32_MAX ||
+                            (w->writer && node_keeps(n, key))
+                        ? n
+                        : found;
         }
     }
     return found;
@@ -100,6 +104,12 @@ static void check_rest(sim_node_t *n)
             world_fail(w, "n%u still holds %llu bytes for %s", n->place,
                        (unsigned long long)p->nodes[i]->leased,
                        p->nodes[i]->name);
+        }
+    }
+    for (unsigned i = 0; i < p->node_count; i++) {
+        if (p->nodes[i]->here_rows > 0 && ldr_peer_well(p->nodes[i])) {
+            world_fail(w, "n%u has not told %s of %u chunks", n->place,
+                       p->nodes[i]->name, p->nodes[i]->here_rows);
         }
     }
     if (p->flying > 0) {

@@ -149,6 +149,7 @@ static ldr_options_t *options_of(sim_node_t *n)
     set(w, o, "peer_match_ms", "40");
     snprintf(text, sizeof(text), "%u", w->copies);
     set(w, o, "copies", text);
+    set(w, o, "home", w->writer ? "writer" : "owner");
     if (n->disk != NULL) {
         snprintf(o->dirs[0], LDR_PATH_MAX, "/ssd");
         o->dir_count = 1;
@@ -370,7 +371,7 @@ void node_stop(sim_node_t *n, uint64_t ns)
     sim_stop_place(w->net, n->place, n->stopped_end);
 }
 
-bool node_holds(sim_node_t *n, unsigned key)
+static bool holds(sim_node_t *n, unsigned key, bool disk)
 {
     ldr_store_t *store = &n->node->store;
     larder_key_t name = key_name(key);
@@ -383,10 +384,21 @@ bool node_holds(sim_node_t *n, unsigned key)
     uint32_t entry = ldr_store_find(store, &full, LDR_NIL,
                                     ldr_wall_s(n->node->clock), &cause);
     ldr_sought_t sought = {&full, entry, 0, true};
-    bool holds = entry != LDR_NIL &&
-                 ldr_node_usable(n->node, &sought, &tier, &bytes, &cause);
+    bool found = entry != LDR_NIL &&
+                 ldr_node_usable(n->node, &sought, &tier, &bytes, &cause) &&
+                 (!disk || ldr_index_has_loc(&store->index, entry));
     ldr_node_unlock(n->node);
-    return holds;
+    return found;
+}
+
+bool node_holds(sim_node_t *n, unsigned key)
+{
+    return holds(n, key, false);
+}
+
+bool node_keeps(sim_node_t *n, unsigned key)
+{
+    return holds(n, key, true);
 }
 
 uint32_t node_rank(sim_node_t *n, unsigned key)

@@ -18,7 +18,8 @@
  * And once everything is mended and one ramp has passed:
  *  4. What some member still remembers of (3) holds for all.
  *  5. What two members held when one of them died is still held.
- *  6. What a member holds that others ask for it is found by every member.
+ *  6. What a member holds that others ask for it is found by every member; with
+ *     home=writer also what any member's disk has.
  *  7. Nothing is held for anybody, and nothing is under way.
  */
 #pragma once
@@ -98,6 +99,7 @@ struct world {
     uint64_t seed;
     unsigned count; /* of nodes, those that have not joined as well */
     unsigned keys;
+    bool writer;    /* home=writer; else owner */
     bool pressure;  /* there is less memory than bytes */
     bool forgetful; /* something happened that may cost hits: a wall clock
                      * jumped, so that removals were forgotten */
@@ -146,8 +148,9 @@ void node_crash(sim_node_t *n, bool power);
 void node_leave(sim_node_t *n);
 /* As by SIGSTOP. */
 void node_stop(sim_node_t *n, uint64_t ns);
-/* Whether a tier of its own has the key now. */
+/* Whether a tier of its own has the key now; whether its disk does. */
 bool node_holds(sim_node_t *n, unsigned key);
+bool node_keeps(sim_node_t *n, unsigned key);
 /* The node's rank for the key in its own view; UINT32_MAX: beyond 2. */
 uint32_t node_rank(sim_node_t *n, unsigned key);
 /* One that is up, or is not, and that no other trouble has; it is busy then.
