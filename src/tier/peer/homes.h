@@ -7,22 +7,25 @@
  * the members whose disks should have it. Whoever asks one of those is told of
  * them and asks them next, all at once: a home costs one more round trip.
  *
- *   save      The shard goes to this node's disk, and its home is announced to
- *             the members of rank 1 and 2 (announce.c), unless this node is
- * rank 1 and is asked itself. They may be told before the disk has it: DRAM has
- * it until then. read      A member of rank 1 or 2 that lacks the chunk answers
- * with its homes, other than who asks (server/peer_ops.c). The asker asks those
- * for it (ask.c), with leases, within the same peer_match_ms. A member that is
- * asked so and lacks it is no home of it: the asker says so to those who told
- * it (GONE). copy      At the second read by a member that is no home, the
- * owner fetches the chunk for itself, and its disk keeps it
- * (server/peer_copy.c). A member of an older build cannot be told of homes: for
- * it that is done at its first read. announce  Homes are soft: in memory,
- * bounded, never asked for. Members announce what their disks have again when
- * the other was restarted, when they themselves were, when a view makes others
- * the owners, when a disk comes back, and when there was no room for what was
- * to be announced. One thread goes through the index for that, some entries at
- * a time; it reads keys back from the disk where DRAM has not got them.
+ * Save. The shard goes to this node's disk, and its home is announced to the
+ * members of rank 1 and 2 (announce.c), unless this node is rank 1 and is asked
+ * itself. They may be told before the disk has it: DRAM has it until then.
+ *
+ * Read. A member of rank 1 or 2 that lacks the chunk answers with its homes,
+ * other than who asks (server/peer_ops.c). The asker asks those for it (ask.c),
+ * with leases, within the same peer_match_ms. A member that is asked so and
+ * lacks it is no home of it: the asker says so to those who told it (GONE).
+ *
+ * Copy. At the second read by a member that is no home, the owner fetches the
+ * chunk for itself, and its disk keeps it (server/peer_copy.c). A member of an
+ * older build cannot be told of homes: for it that is done at its first read.
+ *
+ * Announce. Homes are soft: in memory, bounded, never asked for. Members
+ * announce what their disks have again when the other was restarted, when they
+ * themselves were, when a view makes others the owners, when a disk comes back,
+ * and when there was no room for what was to be announced. One thread goes
+ * through the index for that, some entries at a time; it reads keys back from
+ * the disk where DRAM has not got them.
  *
  * Which home a save has is decided for each shard, when it is handed out. It is
  * the owner's where
@@ -42,12 +45,12 @@
  *  2. A home names members by their numbers in peers->nodes, which stay.
  *  3. There are at most `peer_homes` of them. In a set of 8 the one that was
  *     announced or read last longest ago makes room.
- *  4. What a member is to be told stays in its ring `here`, at most
- * LDR_HERE_MAX rows, until the member has answered, or the epoch of the row is
- * over. One lane at a time tells it (here_busy), and only that one takes rows
- * away.
+ *  4. What a member is to be told stays in its ring `here`, of LDR_HERE_MAX
+ *     rows at most, until the member has answered, or the epoch of the row is
+ *     over. One lane at a time tells it (here_busy), and only that one takes
+ *     rows away.
  *  5. If something that a member should be told was dropped, n->here_all is
- * set, and it is told of everything once more.
+ *     set, and it is told of everything once more.
  *
  * What fails.
  *   A home is wrong (evicted, removed, disk lost): the reader's ask of it is in
