@@ -1,4 +1,4 @@
-"""Larder for Python: a client of a node (docs/reference/python.md), and connectors.
+"""Larder for Python: a client of a node, and connectors for engines.
 
     with larder_kv.open("unix:/run/larder/larder.sock") as node:
         with node.space("my model, bf16") as space:
@@ -6,7 +6,7 @@
             print(space.match(chain).chunks, "chunks are in the store")
 
 The connector of vLLM is larder_kv.vllm.LarderConnector, that of SGLang
-larder_kv.sglang.LarderStorage.
+larder_kv.sglang.LarderStorage. The manual is docs/reference/python.md.
 """
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = ("CMakeLists.txt", "scripts/larder.pc.in", "include", "src")
+SOURCES = ("CMakeLists.txt", "scripts/install.cmake", "scripts/larder.pc.in",
+           "include", "src")
 
 # The numbers that the new ones get.
 STATUS_MISS, STATUS_FAIL = 77, -77

@@ -514,6 +514,7 @@ def test_option_defaults():
 def test_every_option_can_be_set():
     given = {"url": "tcp://a:1", "secret_file": "/c d", "chunk": 512,
              "weights": "v 2", "pod": "p", "pages": "rank", "lookup_ms": 7,
+             "page_tokens": 16, "events_ownership": "off",
              "load": "always", "load_ms": "8",
              "load_threads": 3, "load_layers": 8, "save": "prompt",
              "save_ms": 9, "save_threads": "16", "node_dram": "2G",

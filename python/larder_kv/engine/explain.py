@@ -35,7 +35,9 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 
 class Half:
-    """A request's half of a hand-off (docs/guide/handoff.md). Times as in Record."""
+    """A request's half of a hand-off (docs/guide/handoff.md).
+
+    Times as in Record."""
 
     __slots__ = ("side", "tokens", "member", "why", "promised", "saved",
                  "ended", "early", "whole")
@@ -72,9 +74,10 @@ class Half:
 class Record:
     """One request. Times are of time.monotonic(); 0: it did not happen."""
 
-    __slots__ = ("request_id", "came", "began", "half", "prompt_tokens", "look", "local_tokens",
-                 "claimed_tokens", "failed", "why", "issued", "reported",
-                 "scheduled", "saved_chunks", "preemptions")
+    __slots__ = ("request_id", "came", "began", "half", "prompt_tokens",
+                 "look", "local_tokens", "claimed_tokens", "failed", "why",
+                 "issued", "reported", "scheduled", "saved_chunks",
+                 "preemptions")
 
     def __init__(self, request_id: str, prompt_tokens: int, why: str = ""):
         self.request_id = request_id

@@ -1,5 +1,5 @@
-"""LMCache on Larder, docs/guide/lmcache.md: an L2 adapter of type native_plugin with
-module_path larder_kv.lmcache and class_name Connector."""
+"""LMCache on Larder: an L2 adapter of type native_plugin with module_path
+larder_kv.lmcache and class_name Connector (docs/guide/lmcache.md)."""
 from __future__ import annotations
 
 import logging

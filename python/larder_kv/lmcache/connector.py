@@ -96,8 +96,9 @@ class _Part:
 
 
 class Connector:
-    """One connection of a process to a node. adapter_params: docs/guide/lmcache.md
-    lists them."""
+    """One connection of a process to a node.
+
+    docs/guide/lmcache.md lists what adapter_params may hold."""
 
     def __init__(self, **adapter_params: Any):
         other = sorted(set(adapter_params) - TAKEN)

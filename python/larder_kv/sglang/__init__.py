@@ -1,5 +1,6 @@
-"""SGLang's connector: a storage backend of its HiCache. docs/guide/sglang.md is its
-manual.
+"""SGLang's connector: a storage backend of its HiCache.
+
+docs/guide/sglang.md is its manual.
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
     '{"backend_name": "larder", "module_path": "larder_kv.sglang",

@@ -7,9 +7,9 @@ gives. The pages behind the last whole chunk of a prompt lie each by itself, for
 SGLang alone. When the rest of their chunk comes, they are read back, and the
 chunk is saved whole.
 
-A chunk that is named by a hash holds the pages that end with that hash, wherever
-they lie in a prompt: what is loaded by it is right whatever SGLang says of their
-place. Only whether it is found depends on that.
+A chunk that is named by a hash holds the pages that end with that hash,
+wherever they lie in a prompt: what is loaded by it is right whatever SGLang
+says of their place. Only whether it is found depends on that.
 """
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """KV pages whose inside is described to Larder (options pages=slices, shared).
 
 What is stored does not depend on the order of bytes in SGLang's host memory or
-on the number of tensor-parallel ranks: docs/concepts/layout.md. A shard is a slice of
-the model's heads and layers, and each rank saves and loads its own.
+on the number of tensor-parallel ranks: docs/concepts/layout.md. A shard is a
+slice of the model's heads and layers, and each rank saves and loads its own.
 """
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ PLACE = "larder: --hicache-storage-backend-extra-config"
 SGLANGS = ("backend_name", "module_path", "class_name", "interface_v1",
            "allocator", "tp_lcm_size")
 SGLANGS_BEGIN = ("prefetch_", "hicache_")
-USED = ("url", "secret_file", "weights", "pages", "chunk", "lookup_ms", "load_ms",
-        "save_ms", "node_dram", "node_dram_start", "node_ssd", "node_dir",
-        "node_idle_s")
+USED = ("url", "secret_file", "weights", "pages", "chunk", "lookup_ms",
+        "load_ms", "save_ms", "node_dram", "node_dram_start", "node_ssd",
+        "node_dir", "node_idle_s")
 CLOSE_SECONDS = 15.0  # that close() waits for calls under way
 TOLD_MAX = 64  # requests of which the node has not been told yet
 QUIET_SECONDS = 10.0  # between two warnings of a kind

@@ -1,11 +1,11 @@
 """What is inside vLLM's pages, as far as it is known.
 
-Where it is, a chunk's shards are slices of the model (docs/concepts/layout.md), and
-engines of other tensor and pipeline parallel sizes share them. On CUDA every
-token's bytes are known, so that engines of other block sizes and attention
-backends share them too. The CPU's pages are packed for its instructions, head
-by head: a head's bytes of a block are opaque. Elsewhere a page is opaque, and a
-shard is a rank's.
+Where it is, a chunk's shards are slices of the model (docs/concepts/layout.md),
+and engines of other tensor and pipeline parallel sizes share them. On CUDA
+every token's bytes are known, so that engines of other block sizes and
+attention backends share them too. The CPU's pages are packed for its
+instructions, head by head: a head's bytes of a block are opaque. Elsewhere a
+page is opaque, and a shard is a rank's.
 
 What a CUDA page holds follows from the layer's KVCacheSpec, which both sides of
 a connector have. How its axes lie is a worker's matter: from 0.29 on vLLM says

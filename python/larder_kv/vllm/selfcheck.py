@@ -38,6 +38,7 @@ SYMBOLS: dict[str, int | None] = {
     ".KVConnectorStats": None,
     "vllm.distributed.parallel_state.get_pp_group": 0,
     "vllm.distributed.parallel_state.get_tp_group": 0,
+    "vllm.distributed.utils.get_pp_indices": 3,
     "vllm.platforms.current_platform": None,
     "vllm.v1.core.kv_cache_utils.generate_block_hash_extra_keys": 4,
     "vllm.v1.core.kv_cache_utils.maybe_convert_block_hash": 1,
