@@ -53,7 +53,8 @@ static const char *cure_of(const char *why)
             return cures[i].cure;
         }
     }
-    return "its log says more: is it up, and does a firewall, or IPAddressAllow= "
+    return "its log says more: is it up, and does a firewall, or "
+           "IPAddressAllow= "
            "of the systemd unit on either host, let its address and port "
            "through?";
 }
