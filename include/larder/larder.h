@@ -43,7 +43,7 @@
  *     LARDER_E_UNSUPPORTED.
  *   - Elements of arrays, and structs inside other structs, keep their size.
  *     Those that Larder fills have spare fields (reserved, 0). A new property
- * of an element comes as a second array in the parameters.
+ *     of an element comes as a second array in the parameters.
  *   - An array with a place for each tier or cause has LARDER_TIERS_MAX or
  *     LARDER_CAUSES_MAX places, of which the first LARDER_TIER_COUNT or
  *     LARDER_CAUSE_COUNT are used and the others 0. A new tier takes a free
@@ -1007,8 +1007,8 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
  *            token and the member's name in its answer
  *   decode:  larder_prefix_stage() with LARDER_STAGE_PROMISED, which waits for
  *            what has not come yet, and with LARDER_STAGE_MEMBER, if that is
- * not its own node; larder_handoff(RENEW) every few seconds until it is staged;
- * then larder_handoff(OVER)
+ *            not its own node; larder_handoff(RENEW) every few seconds until it
+ *            is staged; then larder_handoff(OVER)
  *
  * What is promised and there is held: it is not evicted, up to a quarter of the
  * tenant's dram. The hold ends with OVER, or 30 s after the answer or the last
@@ -1051,7 +1051,7 @@ LARDER_API larder_status_t larder_seal(const larder_space_t *space,
                                        const void *data, size_t bytes,
                                        uint8_t seal[LARDER_KEY_BYTES]);
 
-/* What is to be moved, and what came of it. */
+/* What is to be moved, and the result. */
 typedef struct larder_move {
     uint64_t struct_bytes;        /* sizeof(larder_move_t) */
     const larder_key_t *keys;     /* of the prompt's chunks in a row */
@@ -1101,7 +1101,7 @@ LARDER_API larder_status_t larder_prefix_save(larder_space_t *space,
  *
  * Whatever happens in between, the worst result is that a save is lost:
  *   - the daemon ends or is restarted: the shards are E_OFFLINE in move, and
- * the fill neither waits for the daemon nor connects to it;
+ *     the fill neither waits for the daemon nor connects to it;
  *   - the space is reset: the node drops the reserved shards and counts them
  *     (saves_stale). By shared memory the caller does not learn of it: they
  *     count as moved. By TCP, and with isolation=strict, the bytes only reach

@@ -348,9 +348,8 @@ larder_status_t ldr_config_read(ldr_config_t *c)
         st = ldr_fail(LARDER_E_INVALID, "config file %s cannot be read: %s",
                       c->file, strerror(errno));
     } else if (used > LDR_CONFIG_BYTES_MAX) {
-        st =
-            ldr_fail(LARDER_E_INVALID,
-                     "config file %s has more than 1 MiB: is it one?", c->file);
+        st = ldr_fail(LARDER_E_INVALID, "config file %s has more than 1 MiB",
+                      c->file);
     } else {
         st = ldr_config_parse(c, c->file, text, used);
     }

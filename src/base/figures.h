@@ -558,7 +558,7 @@
     X(5, saves_failed, saves_failed, COUNT, "  failed")                        \
     X(6, saves_stale, saves_stale, COUNT, "  of a space reset meanwhile")      \
     X(7, saves_dropped_evicted, queue_evicted[LARDER_TIER_SSD - 1], COUNT,     \
-      "  dropped, evicted too soon")                                           \
+      "  dropped: evicted unwritten")                                          \
     X(8, saves_dropped_size, saves_dropped_size, COUNT,                        \
       "  dropped, larger than a segment")                                      \
     X(9, saves_dropped_io, saves_dropped_io, COUNT, "  dropped, write failed") \
@@ -575,7 +575,7 @@
     X(29, offers_written, offers_written, COUNT, "shared tier: written")       \
     X(30, offers_present, offers_present, COUNT, "  already there")            \
     X(31, offers_evicted, queue_evicted[LARDER_TIER_SHARED - 1], COUNT,        \
-      "  evicted too soon")                                                    \
+      "  evicted unwritten")                                                   \
     X(32, offers_failed, offers_failed, COUNT, "  write failed")
 
 #define LDR_DISK_STATS_MAP(X)                                                  \
@@ -593,15 +593,15 @@
     X(0, objects, , COUNT, "  objects")                                        \
     X(1, shards, , COUNT, "  shards")                                          \
     X(2, bytes, , BYTES, "  holds")                                            \
-    X(3, dead_bytes, , BYTES, "  of no use")                                   \
-    X(4, map_bytes, , BYTES, "  memory to know that")                          \
+    X(3, dead_bytes, , BYTES, "  dead: removed or replaced")                   \
+    X(4, map_bytes, , BYTES, "  memory of the map of it")                      \
     X(5, waiting_shards, , COUNT, "  shards that wait for it")                 \
     X(7, written_bytes, , BYTES, "  written")                                  \
     X(6, read_bytes, , BYTES, "  read")                                        \
     X(9, write_errors, , COUNT, "  write errors")                              \
     X(8, read_errors, , COUNT, "  read errors")                                \
-    X(10, gone, , COUNT, "  reads of what was gone")                           \
-    X(11, corrupt, , COUNT, "  reads of what was not right")                   \
+    X(10, gone, , COUNT, "  reads of removed objects")                         \
+    X(11, corrupt, , COUNT, "  reads with wrong bytes")                        \
     X(12, cleaner, , COUNT, "  cleaned up by this node")                       \
     X(13, cleaned_objects, , COUNT, "  objects removed")                       \
     X(14, cleaned_bytes, , BYTES, "  bytes of them")

@@ -116,7 +116,7 @@ static void show_status(const ldr_args_t *args, const seen_t *s)
         printf("}\n");
         return;
     }
-    printf("%s%s, by %s: %llu own chunks, %llu leave, %llu lend nothing\n",
+    printf("%s%s, by %s: %llu owners, %llu leaving, %llu of weight 0\n",
            s->cluster[0] != '\0' ? "cluster " : "a cluster", s->cluster,
            s->source, (unsigned long long)members_in(s, "owner"),
            (unsigned long long)members_in(s, "leaving"),
@@ -281,7 +281,7 @@ static int drain(const ldr_args_t *args)
         } else if (name == NULL && ldr_tenant_name_ok(one)) {
             name = one;
         } else {
-            return ldr_cli_usage(args, "'%s' is no name of a member", one);
+            return ldr_cli_usage(args, "'%s' cannot be a member's name", one);
         }
     }
     if (name == NULL && socket == NULL) {
@@ -292,8 +292,8 @@ static int drain(const ldr_args_t *args)
         (strstr(socket, "://") != NULL ||
          (size_t)snprintf(path, sizeof(path), "%s", socket) >= sizeof(path))) {
         return ldr_cli_usage(args,
-                             "%s: drain goes by a daemon's own socket: "
-                             "give its path",
+                             "%s: drain needs a daemon's socket: give its "
+                             "path",
                              socket);
     }
     snprintf(verb, sizeof(verb), "%s%s%s",

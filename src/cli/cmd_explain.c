@@ -109,8 +109,8 @@ static const struct {
                 " was saved, and does not wait for the rest"},
     {"ended", "the request ended before all of its prompt was computed"},
     {"busy", "other saves held too many of the engine's blocks"},
-    {"malformed", "what came with the request is not what an engine answers"},
-    {"forged", "its seal is not right: it was altered, or is another"
+    {"malformed", "the hand-off in the request is not as an engine writes it"},
+    {"forged", "the hand-off's seal is wrong: it was altered, or is another"
                " tenant's"},
     {"space", "it is of another model, or of an engine that is newer"},
     {"prompt", "it is of another prompt, salt, adapter or image"},

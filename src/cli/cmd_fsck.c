@@ -131,7 +131,7 @@ static void summary(const watch_t *w, const ldr_fsck_report_t *r)
     if (r->damage > 0) {
         printf("%" PRIu64 " damaged, %" PRIu64 " repaired%s\n", r->damage,
                r->repaired,
-               w->repair ? "" : "; --repair mends what can be mended");
+               w->repair ? "" : "; run it with --repair to mend it");
     }
 }
 

@@ -53,8 +53,10 @@ static const char *cure_of(const char *why)
             return cures[i].cure;
         }
     }
-    return "its log says more: is it up, and does a firewall let the port of "
-           "its address through?";
+    return "its log says more: is it up, and does a firewall, or "
+           "IPAddressAllow= "
+           "of the systemd unit on either host, let its address and port "
+           "through?";
 }
 
 /* ---- the bare socket ---- */

@@ -238,7 +238,7 @@ static void say_speed(const disk_t *k)
     if (problem != NULL) {
         cure = "choose a directory on a local disk, like a mounted volume";
     } else if (!k->direct) {
-        problem = "has no O_DIRECT: the page cache takes its share";
+        problem = "has no O_DIRECT: the page cache takes memory, too";
         cure = "choose a directory on ext4 or xfs";
     } else if (slow) {
         problem = "is slow: loading may take longer than computing";

@@ -208,7 +208,7 @@ void ldr_doctor_memlock(const ldr_doctor_t *d)
                        "LimitMEMLOCK=infinity in the unit, or `ulimit -l "
                        "unlimited` before larder serve",
                        "%s may be locked, less than dram: a GPU or an RDMA "
-                       "card that shall read the arena needs it all",
+                       "card that reads the arena needs all of it",
                        may);
     } else {
         ldr_doctor_say(d, LDR_VERDICT_OK, NULL,

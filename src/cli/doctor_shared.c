@@ -215,8 +215,8 @@ static bool lists(probe_t *p)
         p->problems++;
         ldr_doctor_say(p->d, LDR_VERDICT_WARN,
                        "NFS: mount with a small acdirmax",
-                       "%s: its listings are not up to date: nodes hear of "
-                       "each other's objects later",
+                       "%s: its listings are not up to date: a node finds "
+                       "what others saved later than it could",
                        p->d->subject);
     } else {
         return true;

@@ -50,8 +50,9 @@ typedef struct ldr_mapping {
     struct ldr_mapping *next; /* of its bucket */
 } ldr_mapping_t;
 
-/* An EXTENT on its way: in the session's list until its reply, whether or not
- * who asked has given up. Then his who waits for it, to be freed. */
+/* An EXTENT request under way. It stays in the session's list until its reply
+ * comes, also if the caller has given up. If the caller still waits then
+ * (awaited), it is done, and the caller frees it; else it is freed at once. */
 typedef struct ldr_map_ask {
     uint64_t id;
     uint32_t extent;
@@ -187,8 +188,9 @@ void ldr_map_arrived(ldr_shm_session_t *s, const ldr_frame_t *frame,
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m);
 /* What was asked for and never answered. */
 void ldr_asks_free(ldr_shm_session_t *s);
-/* The watcher's: unmaps what is to go and nobody uses, of a dead session all
- * that nobody uses, and wakes who waits for it. Whether something is left. */
+/* Called by the watcher. Unmaps revoked extents that have no users (of a dead
+ * session all that have none) and wakes the threads that wait for that. True:
+ * some are left. */
 bool ldr_map_sweep(ldr_shm_session_t *s);
 /* The watcher's, of a dead session: tells the daemon that nothing is left. */
 void ldr_map_left(ldr_shm_session_t *s);

@@ -547,7 +547,7 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
     ldr_mutex_unlock(&s->map_lock);
     if (st == LARDER_E_CORRUPT) {
         ldr_error(&s->link.remote->log,
-                  "%s: segments that cannot be: connecting again",
+                  "%s: a segment is outside of its extent: connecting again",
                   s->link.remote->options.address);
         ldr_shm_die(s);
         st = LARDER_E_OFFLINE;

@@ -324,7 +324,7 @@ static bool read_ring(ldr_shm_session_t *s)
         ldr_mutex_unlock(&s->send_lock);
         if (n < 0 || !dispatch(s, (size_t)n)) {
             ldr_error(&s->link.remote->log,
-                      "%s: the ring holds what cannot be: connecting again",
+                      "%s: a message in the ring is invalid: connecting again",
                       s->link.remote->options.address);
             ldr_shm_die(s);
             return true;

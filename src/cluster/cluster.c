@@ -30,8 +30,8 @@ larder_status_t ldr_member_name_check(const char *what, const char *name)
         return LARDER_OK;
     }
     return ldr_fail(LARDER_E_INVALID,
-                    "%s '%.70s' is no name of a member: 1 to 63 letters, "
-                    "digits, dots, dashes or underscores",
+                    "%s '%.70s': a member's name has 1 to 63 letters, digits, "
+                    "dots, dashes or underscores",
                     what, name);
 }
 

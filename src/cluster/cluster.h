@@ -81,7 +81,7 @@ uint32_t ldr_view_owners(const ldr_view_t *view, uint64_t run, uint32_t max,
 uint32_t ldr_view_set_owners(const ldr_view_t *view, uint32_t set, uint32_t max,
                              uint32_t *members);
 
-/* The owners of this run will be asked for soon. */
+/* Loads what finding the owners of this run will read into the CPU's cache. */
 void ldr_view_prefetch(const ldr_view_t *view, uint64_t run);
 
 /* The members that keep `copies` of a run: rank 1, then by rank those of zones

@@ -47,7 +47,8 @@ static bool read_record(ldr_cluster_t *c, const ldr_srv_t *srv, bool weights,
     memcpy(m->name, srv->target, label);
     if (!ldr_tenant_name_ok(m->name) || is_address(m->name)) {
         ldr_cluster_trouble(c,
-                            "dns: the target '%.100s' is no name of a member: "
+                            "dns: the target '%.100s' does not begin with "
+                            "a member's name: "
                             "use a StatefulSet, or records with host names",
                             srv->target);
         return false;

@@ -43,7 +43,8 @@ static bool is_written(const ldr_etcd_t *e, const ldr_member_t *m)
            e->written.leaving == m->leaving && e->written.weight == m->weight;
 }
 
-/* The source has recorded this; who waits for it is told. */
+/* Notes whether etcd has recorded this node, and wakes the thread that waits
+ * for that. */
 static void set_registered(ldr_etcd_t *e, bool registered)
 {
     ldr_cluster_t *c = e->c;

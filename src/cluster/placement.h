@@ -42,7 +42,7 @@ ldr_placement_t *ldr_placement_create(const ldr_placed_t *members,
                                       uint32_t count, uint32_t owners);
 void ldr_placement_destroy(ldr_placement_t *p);
 
-/* They will be asked for soon. */
+/* Loads what ldr_placement_owners() will read into the CPU's cache. */
 void ldr_placement_prefetch(const ldr_placement_t *p, uint64_t run);
 /* The owners of the run with this hash, the first one first, as places in what
  * was given to create. Gives how many: as many as create was told, or all

@@ -217,8 +217,8 @@ static larder_status_t want(ldr_conn_t *c)
     return st;
 }
 
-/* What came of it. One more connection that is not to be had, where there are
- * others: it is those that are waited for. With pool->lock. */
+/* The connecting thread is done with it. If that failed, and there are other
+ * connections, callers wait for one of those. With pool->lock. */
 static void connected(ldr_conn_t *c, larder_status_t st)
 {
     ldr_pool_t *pool = c->pool;

@@ -5,8 +5,8 @@
 #include "base/gather.h"
 #include "node/load.h"
 
-/* What a tier has of the shard is not right; from 0: nobody knows which. With
- * the lock. */
+/* Removes a shard from the tier that gave wrong bytes of it; from 0: it is not
+ * known which one did, so from all. With the lock. */
 static void forget_below(ldr_node_t *node, const ldr_target_t *target,
                          unsigned from)
 {

@@ -164,7 +164,7 @@ static bool is_below(const ldr_owner_t *owner, uint32_t pages)
             owner->used_count + owner->free_count < owner->pages_max);
 }
 
-/* Makes one slice resident of what shall be so before it is asked for. */
+/* Makes one slice resident ahead of its use. */
 static made_t make_ahead(ldr_node_t *node)
 {
     const ldr_arena_t *arena = &node->store.arena;
@@ -252,9 +252,10 @@ static bool take_overdue(ldr_node_t *node, uint32_t heir, uint64_t now_ns)
         any = true;
         if (arena->owners[x->tenant].overdue_count == 1) {
             ldr_host_say(&node->host, LARDER_LOG_WARN,
-                         "tenant '%s' keeps memory that it was asked for: a "
-                         "client of its is stopped, or holds leases for long; "
-                         "what it keeps counts against its share",
+                         "tenant '%s' does not give memory back that another "
+                         "tenant needs: one of its clients is stopped, or "
+                         "holds leases for long; until it does, that counts "
+                         "against its share",
                          store->tenants[x->tenant].name);
         }
     }
@@ -358,7 +359,7 @@ static void tell_short(ldr_node_t *node)
     const ldr_arena_t *arena = &node->store.arena;
 
     ldr_host_say(&node->host, LARDER_LOG_WARN,
-                 "dram: %llu of %llu bytes are there, and no more can be had "
+                 "dram: the kernel gave %llu of %llu bytes and has no more "
                  "now; the rest is tried again when it is needed",
                  (unsigned long long)arena->ready_count * LDR_PAGE,
                  (unsigned long long)arena->page_count * LDR_PAGE);

@@ -51,9 +51,9 @@ typedef struct ldr_node_env {
     const ldr_threads_t *threads;
     const struct ldr_transport_ops *transport;
     ldr_log_t log;
-    /* An extent that sessions have mapped has to leave its tenant: they must
-     * unmap it. Called with the node's lock held: note it and wake somebody.
-     * NULL: nobody maps extents. */
+    /* Asks every session that has mapped this extent to unmap it, because the
+     * extent is moving to another tenant. Called with the node's lock held: it
+     * must only note that and wake a thread. NULL: no session maps extents. */
     void (*revoke)(void *arg, uint32_t extent, uint32_t generation);
     void *revoke_arg;
     /* Tenants with limits, known before the disks begin to work; more can come
@@ -80,9 +80,9 @@ struct ldr_node {
 
     pthread_t populate_thread;
     bool populate_started, populate_stop;
-    bool populate_tired;  /* there was no memory: who needs some tries */
-    uint32_t ahead_pages; /* resident and free: as many are aimed at, */
-    uint32_t low_pages;   /* and with fewer than these more are made */
+    bool populate_tired;  /* memory ran out: a save that needs some tries */
+    uint32_t ahead_pages; /* free resident pages that the thread aims at; */
+    uint32_t low_pages;   /* it is woken when there are fewer than these */
     bool remake_failed;   /* there was no memory for the last extent */
     pthread_t helpers[LDR_HELPERS_MAX];
     unsigned helper_count;
@@ -90,18 +90,19 @@ struct ldr_node {
     struct ldr_promises *promises; /* promise.h; NULL: none were made */
 };
 
-/* What can be seen to be wrong with a node's options before it is opened, also
- * while another node has its directories: for a daemon that is about to take
- * over from that one, and after which there would be none. */
+/* Finds what is wrong with a node's options before it is opened, as far as that
+ * can be seen while another node (the owner) still has the directories. A
+ * daemon calls it before it takes over: if it failed only after that, no daemon
+ * would be left. */
 larder_status_t ldr_node_check(const ldr_options_t *options,
                                const ldr_predecessor_t *owner);
 
 larder_status_t ldr_node_open(const ldr_options_t *options,
                               const ldr_node_env_t *env, ldr_node_t **node_p);
 /* Writes down what it can until the deadline; LARDER_E_DEADLINE if that was
- * not all. Frees the node; but what a disk was asked for that does not answer
- * cannot be, and is left behind, and said so in the log: two seconds after the
- * deadline at the latest. */
+ * not all. Then it frees the node. If a disk does not answer, what it was asked
+ * for cannot be freed: two seconds after the deadline at the latest it is left
+ * behind, and the log says so. */
 larder_status_t ldr_node_close(ldr_node_t *node, uint64_t deadline_ns);
 
 /* In a manual node: does one thing that a thread would do. False: nothing to

@@ -56,18 +56,18 @@ static bool by_itself(ldr_session_t *s, const ldr_server_tenant_t *tenant,
     }
     if (tenant->token_count > 0) {
         *why_p = LDR_AUTH_FAIL_TOKEN;
-        *what_p = "the token is not right: none of the tenant's token_file";
+        *what_p = "the token is not right: not in the tenant's token_file";
         return false;
     }
     if (s->local) {
         *why_p = LDR_AUTH_FAIL_UID;
-        *what_p = "its uid is none of the tenant's (option uids)";
+        *what_p = "its uid is not in the tenant's uids";
         return s->admin || ldr_uids_has(tenant->config.uids, s->peer.uid);
     }
     if (s->server->config->options.tls_client_ca[0] != '\0') {
         ldr_stream_peer_name(&s->socket.stream, name, sizeof(name));
         *why_p = LDR_AUTH_FAIL_CERTIFICATE;
-        *what_p = "its certificate is none of the tenant's (key cert)";
+        *what_p = "its certificate has another name than the tenant's cert";
         return tenant->config.cert[0] != '\0' &&
                strcmp(tenant->config.cert, name) == 0;
     }
@@ -167,7 +167,7 @@ void ldr_handle_auth(ldr_request_t *r)
     unsigned count = 0, which = 0;
     uint8_t mac[LDR_MAC_BYTES];
     bool uid = false;
-    const char *what = "its uid is none of the tenant's (option uids)";
+    const char *what = "its uid is not in the tenant's uids";
     ldr_auth_fail_t why = LDR_AUTH_FAIL_UID;
 
     if (!s->greeted || r->frame.body != LDR_MAC_BYTES) {

@@ -43,7 +43,7 @@ larder_status_t ldr_loop_init(ldr_loop_t *loop, void *owner,
         epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->wake_fd, &event) != 0) {
         ldr_loop_destroy(loop);
         return ldr_fail(LARDER_E_NO_MEMORY,
-                        "an event loop cannot be had: raise the limit of open "
+                        "cannot make an event loop: raise the limit of open "
                         "files (ulimit -n)");
     }
     return LARDER_OK;

@@ -381,7 +381,7 @@ static bool ring_one(ldr_session_t *s, bool ends)
             ldr_request_free(r);
         }
         ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
-        ldr_session_end(s, "its ring holds what cannot be");
+        ldr_session_end(s, "a message in its ring is invalid");
         return false;
     }
     if (ends && r->frame.opcode != LDR_OP_RELEASE &&
@@ -432,7 +432,7 @@ void ldr_session_ring_send(ldr_session_t *s)
         }
         if (n < 0) {
             ldr_metrics_refused(s->server->metrics, LDR_REFUSAL_RING);
-            ldr_session_end(s, "its ring holds what cannot be");
+            ldr_session_end(s, "a message in its ring is invalid");
             return;
         }
         s->rings.head = out->next;

@@ -190,7 +190,7 @@ static larder_status_t connect_old(const char *path, uint64_t deadline_ns,
     }
     if (ldr_peer_of(fd, &old) != 0) {
         return ldr_fail(LARDER_E_DENIED,
-                        "%s: whose daemon listens there cannot be known", path);
+                        "%s: cannot tell whose daemon listens there", path);
     }
     if (old.pid_fd >= 0) {
         close(old.pid_fd);

@@ -1,5 +1,5 @@
-/* What goes first: pins, chunks on their way to the disk, and what the policy
- * hears of. */
+/* What leaves DRAM, in which order: pinned chunks, transient chunks (in DRAM
+ * only until they are written down), and all others, which the policy ranks. */
 #include "store/store_int.h"
 
 #define TRANSIENT_LOOK 8u

@@ -56,8 +56,8 @@ typedef struct ldr_ho_chunk {
 
 enum { LDR_HO_REFUSED = 1, LDR_HO_QUEUED = 2 };
 
-/* Bits: the queues that OFFERED stands for. Whether a shard is to be written to
- * a directory follows from where its chunk lies. */
+/* How many bits of flags LDR_HO_QUEUED takes, one for each queue. Whether a
+ * shard is to be written to a directory follows from where its chunk lies. */
 #define LDR_HO_QUEUES 2u
 
 typedef struct ldr_ho_shard {

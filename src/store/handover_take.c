@@ -20,7 +20,7 @@ static const char *check_head(const ldr_store_t *s, const uint8_t *list,
     const ldr_ho_head_t *head = (const ldr_ho_head_t *)list;
 
     if (bytes < sizeof(*head) || head->magic != LDR_HANDOVER_MAGIC) {
-        return "its list is none";
+        return "its list is no list of Larder's";
     }
     if (head->version != LDR_HANDOVER_VERSION) {
         return "its list is of another version";
@@ -128,7 +128,7 @@ const char *ldr_handover_check(const ldr_store_t *s, const uint8_t *list,
     const char *why = check_head(s, list, bytes, &ho);
 
     if (why == NULL && (!check_owners(&ho) || !check_chunks(&ho))) {
-        why = "its list does not hold together";
+        why = "its list contradicts itself";
     }
     return why;
 }

@@ -13,9 +13,9 @@
  *     hold ends).
  *  2. An attached chunk is in the policy; it is a candidate for eviction
  *     exactly while nobody holds it and it is neither pinned nor transient.
- *     Passing chunks are evicted before all others once they are written down,
- *     or cannot be, and after them until then; pinned ones, oldest first, when
- *     there is no other. None is both.
+ *     Transient chunks are evicted before all others once they are written
+ *     down or cannot be, and after all others until then; pinned ones, oldest
+ *     first, when there is no other. No chunk is both.
  *  3. Pages of a shard change only while it is filling or reading, and are
  *     given back only when nobody holds its chunk. So whoever holds a chunk
  *     may walk its shards' pages without the lock.
@@ -354,7 +354,8 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch);
  * more while nobody needs it. Whoever is below its share and finds no free
  * extent asks the tenant that is most over its own for one. */
 
-/* In extents; from now on the tenant counts among those that ask. */
+/* The tenant's share, in extents. From now on the tenant counts among those
+ * that have asked for memory. */
 uint32_t ldr_store_share(ldr_store_t *s, uint32_t tenant);
 
 /* Asks for an extent on the tenant's behalf. Gives the one that is leaving now,

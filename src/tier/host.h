@@ -99,8 +99,8 @@ static inline void ldr_memory_wake(ldr_host_t *host)
     }
 }
 
-/* What others must hear of before the lock is given up, be it by an unlock or
- * by waiting for a condition. */
+/* Wakes the threads that wait for what was changed under the lock. Called
+ * before the lock is given up, by an unlock or by waiting for a condition. */
 static inline void ldr_host_tell(ldr_host_t *host)
 {
     if (host->store.queue_left) {

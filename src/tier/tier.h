@@ -41,7 +41,7 @@ typedef struct ldr_query ldr_query_t;
 struct ldr_query {
     uint32_t space, shards;
     uint64_t until_ns; /* it is over then, whatever came */
-    uint64_t match_ns; /* who does not wait for a promise answers by then */
+    uint64_t match_ns; /* over by then, unless it waits for a promise */
     /* Called once when it is over, with the lock; NULL: somebody waits. It must
      * only note the fact and wake somebody. */
     void (*ready)(ldr_query_t *ask);

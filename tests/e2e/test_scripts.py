@@ -97,6 +97,15 @@ def test_failed_build_is_timed_too(tree):
     assert any(re.match(r"  build +0:\d\d$", line) for line in lines)
 
 
+def test_tidy_takes_one_check():
+    """With --no-format, whether or not that check was asked for."""
+    for check in ("arrow", "format"):
+        done = subprocess.run([ROOT / "scripts/tidy", "--no-format", check],
+                              text=True, check=False, stdout=subprocess.PIPE)
+        assert done.returncode == 0, done.stdout
+        assert done.stdout == ("ok  arrow\n" if check == "arrow" else "")
+
+
 def test_every_program_in_python_parses():
     """Also those that need a GPU, or hours, and so run in no test."""
     programs = [path for folder in ("bench", "examples", "python", "scripts",

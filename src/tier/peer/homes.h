@@ -12,18 +12,19 @@
  * itself. They may be told before the disk has it: DRAM has it until then.
  *
  * Read. A member of rank 1 or 2 that lacks the chunk answers with its homes,
- * other than who asks (server/peer_ops.c). The asker asks those for it (ask.c),
- * with leases, within the same peer_match_ms. A member that is asked so and
- * lacks it is no home of it: the asker says so to those who told it (GONE).
+ * except the asker (server/peer_ops.c). The asker asks those for it (ask.c),
+ * with leases, within the same peer_match_ms. If one of them lacks it, the
+ * asker says so to the members that named it (GONE).
  *
  * Copy. At the second read by a member that is no home, the owner fetches the
  * chunk for itself, and its disk keeps it (server/peer_copy.c). A member of an
  * older build cannot be told of homes: for it that is done at its first read.
  *
- * Announce. Homes are soft: in memory, bounded, never asked for. Members
- * announce what their disks have again when the other was restarted, when they
- * themselves were, when a view makes others the owners, when a disk comes back,
- * and when there was no room for what was to be announced. One thread goes
+ * Announce. Homes are kept in memory only, `peer_homes` of them at most, and no
+ * member asks another for its homes. A member announces all that its disks have
+ * again when the other was restarted, when it was restarted itself, when a view
+ * makes others the owners, when a disk comes back, and when there was no room
+ * for something that was to be announced. One thread goes
  * through the index for that, some entries at a time; it reads keys back from
  * the disk where DRAM has not got them.
  *
@@ -49,8 +50,8 @@
  *     rows at most, until the member has answered, or the epoch of the row is
  *     over. One lane at a time tells it (here_busy), and only that one takes
  *     rows away.
- *  5. If something that a member should be told was dropped, n->here_all is
- *     set, and it is told of everything once more.
+ *  5. If there was no room in a member's ring, n->here_all is set, and
+ *     everything is announced to that member once more.
  *
  * What fails.
  *   A home is wrong (evicted, removed, disk lost): the reader's ask of it is in

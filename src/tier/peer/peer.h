@@ -14,8 +14,8 @@
  * in batches (save.c). A member among the first `copies` passes it on to the
  * next of them, any other node to the first that answers.
  *
- * That is so where the owner's disk keeps what is saved. Where this node's own
- * does, the owner is only told so: homes.h.
+ * That holds where the owner's disk keeps what is saved. Where this node's own
+ * disk keeps it, the owner only learns that it does: homes.h.
  *
  * Resets and removals. Members meet (meet.c): each tells the other its epochs
  * and the removals that the other has not heard of, and takes over the other's,
@@ -279,7 +279,7 @@ typedef struct ldr_location {
     uint16_t holder, second;
 } ldr_location_t;
 
-/* It will be looked for soon. */
+/* Loads what ldr_where_find() will read into the CPU's cache. */
 void ldr_where_prefetch(const ldr_where_t *w, uint64_t fingerprint,
                         uint32_t number);
 bool ldr_where_find(const ldr_where_t *w, uint64_t fingerprint, uint32_t number,
@@ -300,7 +300,7 @@ void ldr_peer_leases_close(ldr_leases_t *l);
  * DRAM stays there for so long. If it has a lease, it is renewed. */
 void ldr_peer_lease_take(ldr_peer_node_t *n, uint32_t chunk, uint32_t shards,
                          uint32_t ms, uint64_t now_ns);
-/* One of this chunk may be taken soon. */
+/* Loads what ldr_peer_lease_take() will read into the CPU's cache. */
 void ldr_peer_lease_prefetch(const ldr_peer_node_t *n, uint32_t chunk);
 /* The shard was sent to it. */
 void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number);

@@ -228,8 +228,9 @@ static void note_damaged(ldr_volume_t *p, uint32_t count)
     t->n.corrupt += count;
     ldr_mutex_unlock(&t->lock);
     ldr_error(&t->params.log,
-              "tenant %s, shared tier: %u records were not written, since they "
-              "are not any more what was saved: is this host's memory sound?",
+              "tenant %s, shared tier: %u records were not written: their "
+              "bytes have changed since they were saved; test this host's "
+              "memory",
               p->name, count);
 }
 

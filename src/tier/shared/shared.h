@@ -4,12 +4,12 @@
  *
  * Shards wait in the store's queues, one for each space, in the order of saves,
  * and are gathered into objects of LDR_OBJECTS_BYTES: when half of that is
- * there of one space, or the first has waited for a second, and saves pause;
- * where they never do, objects go one by one, and not often. Spaces take turns,
- * an object each, so that none waits for all that a busy one saves. The queues
- * are bounded by the arena: who waits holds nothing, and what is evicted is
- * dropped from them. Shards of an object that is being written are held. While
- * the tier is off they wait.
+ * there of one space, or the first has waited for a second, and saves pause.
+ * Where saves never pause, one object is written at a time, at most 512 MiB/s.
+ * Spaces take turns, an object each, so that none waits for all that a busy one
+ * saves. The queues are bounded by the arena: a shard that waits is not held,
+ * and leaves its queue when it is evicted. Shards of an object that is being
+ * written are held. While the tier is off they wait.
  *
  * Invariants, with the node's lock
  *  1. A shard in state READING belongs to a read from disk or to one of the
