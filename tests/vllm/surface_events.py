@@ -163,3 +163,43 @@ def test_survey(config):
     tiers = ["peer"] * 10
     found = one.events.survey(match, keys, 10, match(keys[:320], 10, 0))
     assert list(found) == [AWAY] * 10 and len(asked) == 1
+
+
+def test_looked_for_again(config, monkeypatch):
+    """What nobody asks for is withdrawn too: first where it is no more, then
+    all of it; what is announced meanwhile stays."""
+    monkeypatch.setattr(events, "AGAIN_SECONDS", 0)
+    one = Listener(config)
+    ordered, there = [], {}
+
+    def match(part, count, group):
+        found = _lib.Match()
+        found.chunks = int(part in there)
+        found.cause = _lib.CAUSES.index("none" if found.chunks else "evicted")
+        if found.chunks:
+            found.tier_bytes[_lib.TIERS.index(there[part])] = 1000
+        return found
+
+    one.events.watch(match, ordered.append)
+    requests = {name: one.request(tokens(name, one.chunk)) for name in "abc"}
+    for name, request in requests.items():
+        there[key(name)] = "dram"
+        one.look(request, [key(name)], [DRAM])
+        one.look(request, [key(name)], [SSD])
+    none = one.request(tokens("none", one.block))
+
+    def again():
+        ordered.pop()()
+        one.look(none, [], [])
+        return [one.of(requests[name])[0] for name in "abc"]
+
+    # (The first was ordered when a was announced alone.)
+    assert again() == again() == [{DISK}] * 3
+    there.update({key("a"): "ssd", key("b"): "peer"})
+    del there[key("c")]
+    assert again() == [{DISK}, set(), set()]
+    del there[key("a")]
+    ordered.pop()()
+    one.look(requests["a"], [key("a")], [SSD])  # found again before it is read
+    assert one.of(requests["a"])[0] == {DISK}
+    assert again()[0] == set()

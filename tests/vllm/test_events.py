@@ -175,6 +175,20 @@ def test_removed_when_a_lookup_misses_it(world):
     assert [b[2] for b in again[8:]] == [b[2] for b in gone]
 
 
+def test_removed_though_nobody_asks(world):
+    ids = rig.prompt("nobody", 1100)
+    world.engine.ask_one(ids)
+    stored = world.wait("BlockStored", ids, "CPU", 8)
+    world.store.remove(ids, 1)
+
+    def withdrawn():
+        world.settle()
+        return len(world.of("BlockRemoved", ids, "CPU")) >= 2
+    daemon.until(withdrawn, 60)
+    gone = world.wait("BlockRemoved", ids, "CPU", 2)
+    assert [b[2] for b in gone] == [b[2] for b in stored[2:4]]
+
+
 def test_reset(world):
     ids = rig.prompt("reset", 600)
     world.engine.ask_one(ids)

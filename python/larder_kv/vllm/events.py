@@ -4,8 +4,9 @@ Announced as stored: chunks whose save every rank reported done, and chunks
 that a lookup found. As removed: announced chunks that a lookup does not find
 any more, those that have left memory for disk or this node for another place,
 everything at a reset, and the oldest when more are announced than are
-remembered. So what a subscriber believes to be there was there when this engine
-last looked.
+remembered. What is announced is looked for again in turn, a few chunks at a
+time while the engine steps: nobody may ask for what was evicted. So what a
+subscriber believes to be there was there when this engine last looked.
 
 Chunks of different prompts may begin with the same blocks. Such a block is
 announced as removed when the last chunk that has it is.
@@ -14,6 +15,7 @@ Nothing of this is made unless vLLM publishes events (kv_events_config).
 """
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,10 @@ OWNER = "larder"
 CHUNKS_MAX = 65536  # that are remembered as announced
 JOBS_MAX = 4096  # saves that no rank, or not every rank, has reported
 MATCHES_MAX = 32  # more questions to the node, for one lookup
+# How many announced chunks are looked for again at once, and how often: 160 a
+# second take a hundredth of a core, and no lookup waits longer than for 16.
+AGAIN_CHUNKS = 16
+AGAIN_SECONDS = 0.1
 # A chunk, for a lookup: its place, or one of these.
 UNKNOWN, GONE = 8, 9
 _GONE = ("absent", "evicted", "corrupt", "stale")
@@ -59,7 +65,8 @@ class Saved(reports.Saved, KVConnectorWorkerMetadata):
 
 
 class Events:
-    """All but survey() and looked() are called by the scheduler's thread."""
+    """All but survey(), looked() and _look_again() are called by the
+    scheduler's thread."""
 
     def __init__(self, config: VllmConfig, cache: KVCacheConfig,
                  described: kv.Model, url: str, owned: bool = True):
@@ -90,6 +97,20 @@ class Events:
         self._users: Counter[tuple[Any, ...]] = Counter()
         self._jobs: OrderedDict[int, _Job] = OrderedDict()
         self._looked: deque[Any] = deque()
+        self._later: Callable[[Callable[[], None]], None] | None = None
+        self._again: deque[bytes] = deque()  # to be looked for again
+        self._ordered = False  # until what a thread found is read
+        # That, once it is there; and what was announced since it was ordered,
+        # of which it says nothing.
+        self._places: list[tuple[bytes, int]] | None = None
+        self._newer: set[bytes] = set()
+        self._next = 0.0  # when the next may be ordered
+
+    def watch(self, match: Callable[[bytes, int, int], _lib.Match],
+              later: Callable[[Callable[[], None]], None]) -> None:
+        """From now on announced chunks are looked for again: match() as for
+        survey(), called by a thread that later() has."""
+        self._match, self._later = match, later
 
     def saving(self, move: Move, request: Request) -> None:
         """A save that is ordered. What its events need is taken now: the
@@ -167,8 +188,45 @@ class Events:
             look = self._looked.popleft()
             tracked = requests.get(look.request_id)
             self._apply(look, tracked.request if tracked is not None else None)
+        self._order_again()
         events, self._events = self._events, []
         return events
+
+    # ---- looking again ----
+
+    def _order_again(self) -> None:
+        if self._ordered:
+            if self._places is None:
+                return
+            for key, place in self._places:
+                if key not in self._newer:
+                    self._remove(
+                        key, range(AWAY + 1 if place == GONE else place))
+            self._ordered, self._places = False, None
+            self._newer.clear()
+        now = time.monotonic()
+        if self._later is None or self._watched is None or now < self._next:
+            return
+        if not self._again:
+            self._again.extend(self._announced)
+        keys = [self._again.popleft()
+                for _ in range(min(AGAIN_CHUNKS, len(self._again)))]
+        if keys:
+            self._ordered, self._next = True, now + AGAIN_SECONDS
+            self._later(lambda: self._look_again(keys))
+
+    def _look_again(self, keys: list[bytes]) -> None:
+        places = []
+        try:
+            for key in keys:
+                found = bytearray([UNKNOWN])
+                _judge(found, 0, 1, self._match(key, 1, self._matched))
+                if found[0] != UNKNOWN:
+                    places.append((key, found[0]))
+        except _lib.LarderError:
+            pass  # the node is away: nothing is known of the rest
+        finally:
+            self._places = places
 
     # ---- what was announced ----
 
@@ -180,6 +238,8 @@ class Events:
             if place == GONE:
                 self._remove(key)
                 continue
+            if self._ordered:
+                self._newer.add(key)
             staged = chunk < look.chunks
             # It is in no nearer place than the one where it was found; what
             # was staged is in memory by now.
@@ -221,6 +281,8 @@ class Events:
                 known[name] = event.block_hashes
                 self._users.update(self._names(name, event.block_hashes))
                 self._events.append(event)
+        if self._ordered:
+            self._newer.add(key)
         self._announced.move_to_end(key)
         while len(self._announced) > CHUNKS_MAX:
             self._remove(next(iter(self._announced)))

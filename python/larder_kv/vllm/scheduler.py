@@ -105,6 +105,8 @@ class Scheduler:
         self.finder = Finder(options, described, node, self.space, events,
                              gpu, versions.reports_failed_requests(),
                              drafts is not None and bool(drafts.use_eagle()))
+        if events is not None:
+            events.watch(self.space.match_group, self.finder.later)
         self.drop = Drop(self.space, events, self.finder.later)
         self.handoffs = Handoffs(
             described, node, self.space, self.finder, self.counts, alone,
