@@ -101,6 +101,7 @@ install: deps-build ## library, programs, manual, unit (PREFIX, DESTDIR)
 	    -DCMAKE_INSTALL_PREFIX=$(PREFIX) >/dev/null
 	@scripts/build install
 	@DESTDIR="$(DESTDIR)" cmake --install build/install
+	@[ -n "$(DESTDIR)" ] || [ "$$(id -u)" != 0 ] || ldconfig
 
 uninstall: ## removes what make install installed (DESTDIR as there)
 	@DESTDIR="$(DESTDIR)" scripts/uninstall

@@ -33,9 +33,12 @@ if(cli_sources)
             DESTINATION lib/systemd/system)
     install(FILES deploy/systemd/larder.sysusers COMPONENT program
             DESTINATION lib/sysusers.d RENAME larder.conf)
-    install(FILES README.md CHANGELOG.md SECURITY.md THIRD_PARTY.md LICENSE
+    install(FILES README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
+                  THIRD_PARTY.md LICENSE
             DESTINATION ${doc} COMPONENT program)
     install(DIRECTORY docs deploy examples DESTINATION ${doc}
+            COMPONENT program)
+    install(DIRECTORY bench/results DESTINATION ${doc}/bench
             COMPONENT program)
 endif()
 

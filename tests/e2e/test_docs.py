@@ -276,11 +276,15 @@ def test_commands(page, alone, binary):
         assert code == 0, f"{script}\n{log.read_text()}"
 
 
-def commands_of(page):
-    """Each `larder ...` of a page's blocks for a shell and indented lines."""
-    text = "".join(text for _, _, text in shell_blocks(page)) + "".join(
+def command_lines(page):
+    """A page's blocks for a shell, and its indented lines."""
+    return "".join(text for _, _, text in shell_blocks(page)) + "".join(
         re.findall(r"^ {4,}.*\n", without_code(page), re.M))
-    text = re.sub(r"\\\n\s*", " ", text)
+
+
+def commands_of(page):
+    """Each `larder ...` of them."""
+    text = re.sub(r"\\\n\s*", " ", command_lines(page))
     for line in re.findall(r"^ *(?:\$ )?larder +([a-z].*)$", text, re.M):
         yield line.split(" #")[0].split("  ")[0].strip()
 
@@ -301,4 +305,22 @@ def test_flags_of_all_commands_exist(larder):
                         flag[2:].replace("-", "_") in options):
                     wrong.append(f"{name_of(page)}: larder {line}: {flag}")
     assert count > 40
+    assert wrong == []
+
+
+def test_files_and_targets_of_all_commands_exist():
+    """What commands name of this repository, also of those that are not run."""
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    wrong, count = [], 0
+    for page in PAGES:
+        lines = command_lines(page.read_text())
+        named = re.findall(r"\bmake ([a-z][a-z-]+)", lines)
+        wrong += [f"{name_of(page)}: make {name}"
+                  for name in named if name not in targets]
+        paths = re.findall(r"(?<![\w/.-])(?:deploy|scripts|bench|examples|docs|"
+                           r"tests)/[\w./-]+", lines)
+        wrong += [f"{name_of(page)}: {path}"
+                  for path in paths if not (ROOT / path).exists()]
+        count += len(named) + len(paths)
+    assert count > 20
     assert wrong == []
