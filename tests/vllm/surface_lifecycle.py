@@ -139,13 +139,14 @@ class Engine:
 def engines(dense, tmp_path, monkeypatch):
     """engines(): a prefill and a decode engine, on a node of their own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with contextlib.ExitStack() as stack:
-        node = stack.enter_context(rig.node(tmp_path / "node"))
-
-        def make(**decode):
-            return [stack.enter_context(contextlib.closing(Engine(
-                dense, node.url(), **more))) for more in ({}, decode)]
-        yield make
+    # clean=False: it holds for 30 s what was handed off and nobody took.
+    with rig.node(tmp_path / "node", clean=False) as node:
+        with contextlib.ExitStack() as stack:
+            def make(**decode):
+                return [stack.enter_context(contextlib.closing(Engine(
+                    dense, node.url(), **more))) for more in ({}, decode)]
+            yield make
+        node.stop()
 
 
 def handed(prefill, tokens, name="p"):
