@@ -524,6 +524,30 @@ def test_slices_that_cannot_be(make, pool, how, text):
         sliced(make, pool, **how)
 
 
+@pytest.mark.parametrize("heads", range(1, 97))
+def test_slices_that_ranks_cut_apart(heads):
+    """By first principles: a slice is saved by a rank that has all of it."""
+    from larder_kv.engine.kv import whole_slices
+
+    size = heads // max(n for n in range(1, 17) if heads % n == 0)
+    slices = [set(range(at, at + size)) for at in range(0, heads, size)]
+    for ranks in [n for n in range(1, 193)
+                  if heads % n == 0 or n % heads == 0]:
+        here = max(1, heads // ranks)
+        of_ranks = [set(range(at, at + here)) for at in range(0, heads, here)]
+        assert whole_slices(heads, ranks) == all(
+            any(one <= other for other in of_ranks) for one in slices)
+
+
+def test_slices_that_nobody_would_save_whole(make, args):
+    """40 heads are 10 slices of 4, and a rank of 4 has 10 heads."""
+    (pathlib.Path(args.model_path) / "config.json").write_text(
+        '{"hidden_size": 8, "num_key_value_heads": 40}')
+    with pytest.raises(_lib.LarderError, match="cut slices of 40 KV heads"):
+        sliced(make, HostPool(2, heads=10), tp=(0, 4))
+    assert sliced(make, HostPool(2, heads=20), tp=(0, 2))
+
+
 # ---- several pools ----
 
 

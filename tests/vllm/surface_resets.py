@@ -46,6 +46,32 @@ def test_a_reset_between_a_load_and_its_step(side):
     assert move.begin == 0 and move.end == end
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_reset_between_a_match_and_its_blocks(side, monkeypatch, reached):
+    """vLLM may ask for the load in a later step. Nothing that was stored before
+    is loaded then, and what is ordered in its place fails."""
+    one = side()
+    end = store(one, TOKENS)
+    request = asked(TOKENS)
+    keys = came(one, request).prompt.keys.data(0, 1)
+    assert one.matched(request, 0) == (end, True)
+    if not reached:
+        monkeypatch.setattr(one.drop, "now", lambda *given: False)
+    assert one.reset() == reached
+    loads(one, request, end)
+    [move] = one.step.loads
+    assert (move.begin, move.end, move.token) == (0, end, b"")
+    assert len(move.keys) == end // one.model.chunk_tokens * len(keys)
+    assert keys not in move.keys and not one.loading
+    one.finished_step(SimpleNamespace(
+        finished_recving={"r"}, finished_sending=None,
+        invalid_block_ids=set(one.requests["r"].blocks[0][1]),
+        failed_recving=(), kv_connector_worker_meta=None))
+    assert one.matched(request, 0) == (0, False)
+    one.finished(request)
+    assert one.finder._held == 0 and not one.ended
+
+
 def test_a_reset_that_does_not_get_through(side, monkeypatch):
     """The node has what was stored before; nobody may use it, and those that
     run are not saved. An arrival later it is told, and all is as it was."""

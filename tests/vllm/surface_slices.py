@@ -100,6 +100,18 @@ def test_pages_that_stay_a_rank_s(dense, why, more):
     assert b"tensor_parallel" in found.descriptor
 
 
+@pytest.mark.parametrize("heads,tp,whole", [
+    (40, 2, True), (40, 4, False), (24, 8, False), (32, 8, True),
+    (32, 32, False), (20, 4, False)])
+def test_ranks_that_cut_slices_apart(dense, heads, tp, whole):
+    """Of a slice that no rank has whole nobody would save anything, and every
+    lookup would miss."""
+    found = sliced(dense, heads=heads, tensor_parallel_size=tp, hf_overrides={
+        "num_key_value_heads": heads, "num_attention_heads": heads})
+    assert ("cut slices" in found.opaque) == (not whole)
+    assert (b"tensor_parallel" in found.descriptor) == (not whole)
+
+
 # ---- an engine's own groups ----
 
 

@@ -18,6 +18,16 @@ class GroupInfo:
     window_tokens: int
 
 
+HEAD_SLICES = 16  # of a model at most, as src/layout/slices.c cuts it
+
+
+def whole_slices(heads: int, tp: int) -> bool:
+    """Whether every slice of the model's KV heads lies whole in one of tp
+    ranks. A slice of which ranks hold parts would be saved by nobody."""
+    slices = max(n for n in range(1, HEAD_SLICES + 1) if heads % n == 0)
+    return slices == heads if tp > heads else slices % tp == 0
+
+
 @dataclass(frozen=True)
 class Slices:
     """How a model is cut, where what is inside its pages is known."""

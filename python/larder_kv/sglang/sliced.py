@@ -15,6 +15,7 @@ from ctypes import addressof, c_char
 from typing import Any
 
 from larder_kv import _lib
+from larder_kv.engine.kv import whole_slices
 from larder_kv.sglang.items import Result, digests
 from larder_kv.sglang.pool import Pool
 
@@ -102,6 +103,9 @@ class Inside:
         if heads != here * config.tp_size:
             raise _refuse(f"{config.tp_size} ranks with {here} KV heads each "
                           f"do not divide the model's {heads}")
+        if not whole_slices(heads, config.tp_size):
+            raise _refuse(f"{config.tp_size} ranks cut slices of {heads} KV "
+                          "heads apart")
         width = getattr(pool, "v_head_dim", None) or pool.head_dim
         if width != pool.head_dim or layers != getattr(
                 pool, "target_layer_num", layers):

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from larder_kv import _lib
-from larder_kv.engine.kv import GroupInfo, Slices
+from larder_kv.engine.kv import GroupInfo, Slices, whole_slices
 from larder_kv.vllm import versions
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 FIRST = (0, 32)  # whose pages are [blocks, heads, tokens, bytes]
-# As C cuts them: a rank that holds a part of a slice only saves nothing of it.
-HEAD_SLICES = 16
 PIPELINES = (1, 2, 4)
 
 
@@ -145,10 +143,6 @@ def _grouped(config: VllmConfig, parts: list[_Part]) -> (
 # ---- slices ----
 
 
-def _head_slices(heads: int) -> int:
-    return max(n for n in range(1, HEAD_SLICES + 1) if heads % n == 0)
-
-
 def _heads(config: VllmConfig, kv: KVCacheConfig,
            groups: tuple[GroupInfo, ...]) -> int | None:
     """The model's KV heads, if every layer has as many. None: it is not so."""
@@ -234,8 +228,8 @@ def slices_of(config: VllmConfig, kv: KVCacheConfig,
                  // here,) for g in groups))
     if isinstance(rows, str):
         return rows
-    if 1 < _head_slices(heads) < min(tp, heads):
-        return f"a rank of {tp} holds less than a slice of {heads} KV heads"
+    if not whole_slices(heads, tp):
+        return f"{tp} ranks cut slices of {heads} KV heads apart"
     layers = config.model_config.get_total_num_hidden_layers()
     found = [_indexes(kv, group) for group in groups]
     pp = config.parallel_config.pipeline_parallel_size

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import pathlib
 import time
 from array import array
@@ -392,6 +393,9 @@ class Scheduler:
         t.claimed = True
         begin, end = t.local, t.local + external
         ids = blocks.get_block_ids()
+        if t.lookup is None:  # a reset came in between
+            self._load(t, self._void(t, begin, end, ids))
+            return
         taken = t.lookup.taken
         move = (self.handoffs.load(t, begin, lambda a, b: self._tables(
                     ids, a, b)) if taken is not None and taken.whole
@@ -416,6 +420,16 @@ class Scheduler:
             first, begin, end, self._tables(ids, begin, end),
             memory=t.lookup.memory.path if t.lookup.memory else "",
             token=t.lookup.token)
+
+    def _void(self, t: Tracked, begin: int, end: int, ids: Any) -> Move:
+        """A load of what nobody has: it fails, and vLLM computes."""
+        first, last = (begin // self.model.chunk_tokens,
+                       -(-end // self.model.chunk_tokens))
+        move = Move(t.request.request_id,
+                    os.urandom((last - first) * _lib.KEY_BYTES), first, begin,
+                    end, self._tables(ids, begin, end))
+        t.loading, t.blocks = move.keys[:_lib.KEY_BYTES], move.tables
+        return move
 
     def _load(self, t: Tracked, move: Move) -> None:
         """With the step that is being made; or at once, where the worker is in
