@@ -252,9 +252,9 @@ def wait_on(larder, daemons, load):
 
 
 def keep(daemon, name):
-    """Chunks that are in the tier when this returns. The node's memory is small,
-    and full of what waits for the tier since that was off: some of these may be
-    evicted before they are written."""
+    """Chunks that are in the tier when this returns. The node's memory is
+    small, and full of what waits for the tier since that was off: some of these
+    may be evicted before they are written."""
     names = [f"{name} {i}" for i in range(KEPT)]
     with Node(daemon.url()) as writer:
         def are_there():
