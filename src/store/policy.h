@@ -37,19 +37,11 @@
  * it need not be secret or collision-free: two that are equal cost order, never
  * bytes. Groups of layers may share prints, then they share a fate.
  *
- * Cost (docs/concepts/policy.md): request compares prints, and costs O(1) for
- * each of the runs a chain consists of, a sixteenth of its chunks and one for
- * each turn: a run that is not the newest of its class is put in its place by
- * looking at no more than some hundred others. Every 50 requests, later every
- * 3200, it works its tables out again, a pass over a bounded number of cells
- * and runs. admit and victim look at the oldest of each class, some sixty, or
- * 250 with all kinds of application; LRU has one class. place costs O(runs
- * above) for a chunk of no announced chain. Each slot in use takes 16 bytes,
- * each run 96 and 4 to find it. Ghosts are about one run and four chunks for
- * each slot in use, at most; of LRU 1,024 runs. The tables take 0.3 MB. All is
- * reserved at create and becomes memory as it is used. Whatever goes wrong in
- * it costs hits: victim gives a slot as long as there is one that is not held,
- * and no other.
+ * Cost (docs/concepts/policy.md has the figures): request is O(1) for each run
+ * of a chain, place O(runs above) for a chunk of no announced chain; admit and
+ * victim look at the oldest of each class. All memory is reserved at create and
+ * becomes resident as it is used. Whatever goes wrong in it costs hits: victim
+ * gives a slot as long as there is one that is not held, and no other.
  *
  * Hold and release do not nest. Nothing allocates after create. Not
  * thread-safe.

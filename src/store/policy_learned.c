@@ -334,6 +334,10 @@ static bool learned_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
     ldr_learned_t *d = (ldr_learned_t *)policy;
     ldr_tree_t *t = &d->t;
 
+    if (!d->learns) { /* LRU keeps what comes */
+        d->wanted = stamp_of(d, parent);
+        return true;
+    }
     depth %= LDR_RUN_DEPTHS;
     uint32_t run = locate(d, parent, depth, ldr_print_fold(print));
     note_full(d);
@@ -437,24 +441,6 @@ static ldr_policy_t *lru_create(uint32_t capacity)
     return tree_create(&ldr_policy_lru, false, capacity);
 }
 
-/* LRU keeps what comes, and does not know that a session is over. */
-static bool lru_admit(ldr_policy_t *policy, uint32_t parent, uint32_t depth,
-                      uint64_t print)
-{
-    ldr_learned_t *d = (ldr_learned_t *)policy;
-
-    (void)depth;
-    (void)print;
-    d->wanted = stamp_of(d, parent);
-    return true;
-}
-
-static void lru_close(ldr_policy_t *policy, const ldr_policy_request_t *request)
-{
-    (void)policy;
-    (void)request;
-}
-
 void ldr_policy_default_stats(const ldr_policy_t *policy,
                               ldr_policy_stats_t *out)
 {
@@ -478,38 +464,23 @@ void ldr_policy_default_stats(const ldr_policy_t *policy,
     };
 }
 
+/* All but the name and create: `learns` tells LRU apart. */
+#define TREE_OPS                                                               \
+    .destroy = learned_destroy, .hold = learned_hold,                          \
+    .release = learned_release, .remove = learned_remove,                      \
+    .victim = learned_victim, .keep = record_keep, .time = learned_time,       \
+    .request = ldr_learned_request, .admit = learned_admit,                    \
+    .place = learned_place, .close = ldr_learned_close, .used = learned_used,  \
+    .prefetch = learned_prefetch
+
 const ldr_policy_ops_t ldr_policy_default = {
     .name = "learned",
     .create = learned_create,
-    .destroy = learned_destroy,
-    .hold = learned_hold,
-    .release = learned_release,
-    .remove = learned_remove,
-    .victim = learned_victim,
-    .keep = record_keep,
-    .time = learned_time,
-    .request = ldr_learned_request,
-    .admit = learned_admit,
-    .place = learned_place,
-    .close = ldr_learned_close,
-    .used = learned_used,
-    .prefetch = learned_prefetch,
+    TREE_OPS,
 };
 
 const ldr_policy_ops_t ldr_policy_lru = {
     .name = "lru",
     .create = lru_create,
-    .destroy = learned_destroy,
-    .hold = learned_hold,
-    .release = learned_release,
-    .remove = learned_remove,
-    .victim = learned_victim,
-    .keep = record_keep,
-    .time = learned_time,
-    .request = ldr_learned_request,
-    .admit = lru_admit,
-    .place = learned_place,
-    .close = lru_close,
-    .used = learned_used,
-    .prefetch = learned_prefetch,
+    TREE_OPS,
 };

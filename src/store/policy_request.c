@@ -357,7 +357,8 @@ void ldr_learned_close(ldr_policy_t *policy, const ldr_policy_request_t *r)
 {
     ldr_learned_t *d = (ldr_learned_t *)policy;
 
-    if (r->count == 0 || chain_walk(d, r, false) == 0) {
+    /* LRU does not know that a session is over. */
+    if (!d->learns || r->count == 0 || chain_walk(d, r, false) == 0) {
         return;
     }
     for (uint32_t i = d->path_count; i-- > 0;) {
