@@ -114,7 +114,7 @@
       "what this node lends to the cluster, against the others; 0: nothing; "  \
       "auto: 1 for each GiB of ssd, or of dram where it has no disk")          \
     X(leases, UINT, EMBED | CLIENT, "65536", 1, 1u << 24,                      \
-      "shards a handle may hold leased")                                       \
+      "leases a handle may hold: staged chunks, and shards that it saves")     \
     X(peer_listen, TEXT, SERVE, "", 0, 255,                                    \
       "where this node listens for the other members, host:port; empty: "      \
       "member_address")                                                        \
@@ -220,7 +220,7 @@
       "connections at once; where there are several tenants, one may have as " \
       "many as are still free")                                                \
     X(session_leases, UINT, SERVE, "16384", 1, 1u << 24,                       \
-      "leases and reservations one session may hold")                          \
+      "leases and reservations one session may hold; a staged chunk is one")   \
     X(window, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 34,                 \
       "bytes in flight of one TCP session")                                    \
     X(isolation, ENUM, SERVE, "shared", 0, 1,                                  \

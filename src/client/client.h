@@ -161,7 +161,7 @@ struct larder_lease {
     bool silent;   /* reserved: its commit waits for no answer, if it can */
     ldr_room_t *rooms;
     uint32_t room_count;
-    uint32_t booked; /* shards that count against option leases */
+    uint32_t booked; /* what it counts as, against option leases */
     void *held;      /* what a remote backend keeps */
     larder_lease_t *prev, *next;
     uint32_t ids[]; /* an embedded node's: resident shards */
@@ -203,7 +203,7 @@ struct larder {
     larder_lease_t *leases;
     larder_lease_t *lease_cache; /* freed ones, for the next stage */
     unsigned lease_cached;
-    uint64_t leased_shards;
+    uint64_t leased; /* against option leases */
     struct {
         uint8_t *base;
         size_t bytes;

@@ -76,16 +76,16 @@ void ldr_lease_unused(larder_t *lar, larder_lease_t *lease)
     ldr_mutex_unlock(&lar->lock);
 }
 
-/* Books so many shards; false: that would be more than option leases. */
-static bool book(larder_t *lar, uint64_t shards)
+/* Books so many leases; false: that would be more than option leases. */
+static bool book(larder_t *lar, uint64_t count)
 {
     ldr_mutex_lock(&lar->lock);
-    bool room = lar->leased_shards + shards <= lar->options->leases;
-    lar->leased_shards += room ? shards : 0;
+    bool room = lar->leased + count <= lar->options->leases;
+    lar->leased += room ? count : 0;
     ldr_mutex_unlock(&lar->lock);
     if (!room) {
         ldr_fail(LARDER_E_LIMIT,
-                 "more than %llu shards leased: release some, or raise leases",
+                 "more than %llu leases held: release some, or raise leases",
                  (unsigned long long)lar->options->leases);
     }
     return room;
@@ -97,7 +97,7 @@ static void enter(larder_t *lar, larder_lease_t *lease, uint64_t booked,
                   uint32_t holds)
 {
     ldr_mutex_lock(&lar->lock);
-    lar->leased_shards -= booked - holds;
+    lar->leased -= booked - holds;
     if (lease != NULL && holds > 0) {
         lease->booked = holds;
         lease->next = lar->leases;
@@ -192,12 +192,14 @@ larder_status_t ldr_stage(larder_space_t *space, const ldr_prefix_t *prefix,
     if (lease != NULL) {
         lease->shards = space->shards;
         lease->space = space->ref;
-        if (!book(lar, lease->total)) {
+        uint64_t count = ldr_staged_leases(lease->chunks, lease->total);
+
+        if (!book(lar, count)) {
             lar->backend->drop(lease);
             ldr_lease_unused(lar, lease);
             return LARDER_E_LIMIT;
         }
-        enter(lar, lease, lease->total, lease->total);
+        enter(lar, lease, count, (uint32_t)count);
     }
     *match_p = match;
     *lease_p = lease;
@@ -352,7 +354,7 @@ larder_status_t larder_reserve_segments(const larder_lease_t *lease,
 static void leave(larder_t *lar, larder_lease_t *lease)
 {
     ldr_mutex_lock(&lar->lock);
-    lar->leased_shards -= lease->booked;
+    lar->leased -= lease->booked;
     if (lease->prev != NULL) {
         lease->prev->next = lease->next;
     } else {

@@ -265,19 +265,19 @@ static bool needs_all(const ldr_prefix_t *p)
     return p->need_count == 1 && p->needs[0].chunks == LDR_NEED_ALL;
 }
 
-larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t shards)
+larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t leases)
 {
-    if (s->total <= shards) {
+    if (ldr_staged_leases(s->chunks, s->total) <= leases) {
         return LARDER_OK;
     }
-    if (!needs_all(&s->prefix) || shards < s->prefix.shards) {
+    if (!needs_all(&s->prefix) || leases == 0) {
         return ldr_fail(LARDER_E_LIMIT,
-                        "%u shards to stage, and leases for %llu: release "
-                        "some, or raise session_leases",
-                        s->total, (unsigned long long)shards);
+                        "%u chunks to stage, %u shards, and %llu leases left: "
+                        "release some, or raise session_leases",
+                        s->chunks, s->total, (unsigned long long)leases);
     }
     s->match.cause = LARDER_CAUSE_FULL;
-    restart(s, (uint32_t)(shards / s->prefix.shards));
+    restart(s, (uint32_t)leases); /* a group's chunk is one: see stage.h */
     return LARDER_OK;
 }
 

@@ -21,11 +21,23 @@
  */
 #pragma once
 
+#include "base/bytes.h"
 #include "layout/layout.h"
 #include "node/load.h"
 #include "node/node.h"
 
 #define LDR_STAGE_LOADS 64u /* loads under way at once */
+
+/* What a staged prefix counts as, where leases are bounded: a chunk is one,
+ * however it is cut; with more shards than that it is several. */
+#define LDR_LEASE_SHARDS (LDR_HEAD_SLICES_MAX * LARDER_GROUPS_MAX)
+
+static inline uint64_t ldr_staged_leases(uint32_t chunks, uint64_t shards)
+{
+    return ldr_max64(chunks, ldr_div_up(shards, LDR_LEASE_SHARDS));
+}
+
+_Static_assert(LARDER_SHARDS_MAX <= LDR_LEASE_SHARDS, "one group's chunk");
 
 /* A chain that somebody asks for. */
 typedef struct ldr_prefix {
@@ -89,9 +101,9 @@ typedef enum ldr_staging_state {
     LDR_STAGING_MORE   /* it has done enough for one go */
 } ldr_staging_state_t;
 
-/* After begin: no more shards than these, for want of leases. LARDER_OK, or
- * E_LIMIT: a part of it would be of no use. */
-larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t shards);
+/* After begin: no more than so many leases. LARDER_OK, or E_LIMIT: a part of it
+ * would be of no use. */
+larder_status_t ldr_staging_bound(ldr_staging_t *s, uint64_t leases);
 
 ldr_staging_state_t ldr_staging_step(ldr_staging_t *s);
 /* Whether the load that comes next is still on its way. */

@@ -6,7 +6,7 @@
  *  1. Of the hold_capacity places hold_count are taken; the others are FREE,
  * and in the list from hold_free. A place's generation grows when its hold
  * goes, so that a lease that was given back leads nowhere.
- *  2. staged is the number of shards that those of kind STAGE hold.
+ *  2. staged is the number of leases that those of kind STAGE count as.
  *  3. The first map_count of map_capacity maps are extents that the node counts
  * as mapped by this session, each once.
  */
@@ -14,6 +14,7 @@
 
 #include "base/mem.h"
 #include "node/handover.h"
+#include "node/stage.h"
 #include "server/session.h"
 #include "server/stage.h"
 #include "server/bounce.h"
@@ -21,6 +22,13 @@
 #define HOLD_CAPACITY_MIN 64u
 
 /* ---- leases and reservations ---- */
+
+static uint64_t staged_by(const ldr_hold_t *hold)
+{
+    const ldr_stage_t *stage = hold->stage;
+
+    return stage == NULL ? 0 : ldr_staged_leases(stage->chunks, stage->total);
+}
 
 static bool grow(ldr_session_t *s)
 {
@@ -76,7 +84,7 @@ uint64_t ldr_hold_add(ldr_session_t *s, const ldr_hold_t *hold)
     *h = *hold;
     h->generation = generation;
     s->hold_count++;
-    s->staged += hold->stage != NULL ? hold->stage->total : 0;
+    s->staged += staged_by(hold);
     count_hold(s, hold, 1);
     return (uint64_t)generation << 32 | at;
 }
@@ -119,7 +127,7 @@ void ldr_hold_undo(ldr_session_t *s, ldr_hold_t *hold)
 
     LDR_ASSERT(hold->kind != LDR_HOLD_FREE);
     if (hold->kind == LDR_HOLD_STAGE) {
-        s->staged -= hold->stage->total;
+        s->staged -= staged_by(hold);
         ldr_stage_unref(s->server, hold->stage);
     } else if (hold->kind == LDR_HOLD_RESERVE) {
         ldr_node_abort(node, hold->shard);
@@ -167,7 +175,7 @@ bool ldr_holds_check(const ldr_session_t *s)
     for (uint32_t i = 0; i < s->hold_capacity; i++) {
         taken += s->holds[i].kind != LDR_HOLD_FREE;
         staged +=
-            s->holds[i].kind == LDR_HOLD_STAGE ? s->holds[i].stage->total : 0;
+            s->holds[i].kind == LDR_HOLD_STAGE ? staged_by(&s->holds[i]) : 0;
     }
     for (uint32_t at = s->hold_count < s->hold_capacity ? s->hold_free
                                                         : LDR_NIL;

@@ -161,7 +161,7 @@ struct ldr_session {
     uint32_t space_count;
     ldr_hold_t *holds;
     uint32_t hold_capacity, hold_free, hold_count;
-    uint64_t staged; /* shards that its stages hold */
+    uint64_t staged; /* leases that its stages count as */
     bool promises;   /* it has made some: its epoch is their owner */
     struct {
         uint32_t extent, generation;

@@ -127,6 +127,38 @@ def test_more_than_the_session_may_hold(serve):
             assert peer.shm_put(space, key, data[i], shard=i) == w.OK
 
 
+def test_staged_chunks_are_counted(serve):
+    """What a session may hold of what is staged does not depend on how a chunk
+    is cut: here each has 1,024 shards, as many as a model's can have."""
+    slices, groups, chunks, most = 16, 64, 2, 1
+    keys = [key_of(f"chunk {i}") for i in range(chunks)]
+    daemon = serve(session_leases=most, dram="192M")
+    with daemon.enter("unix") as peer:
+        space = peer.space(shards=slices)
+        for key in keys:
+            for group in range(groups):
+                row = save_row(key, 1, crc32c(b"x"), group=group,
+                               more=slices - 1)
+                reply = peer.ask(w.PUT, batch_body(
+                    space, [row], more=slices - 1,
+                    sizes=[(1, crc32c(b"x"))] * (slices - 1)), b"x" * slices)
+                assert {one.status for one in reply.results} == {w.OK}
+
+        def stage(count, groups):
+            return peer.ask(w.STAGE, stage_body(space, keys[:count], None,
+                                                groups=groups))
+
+        assert stage(chunks, groups).status == w.E_LIMIT
+        lease, *_, found = w.staged(stage(most, groups))
+        assert found == most
+        assert stage(1, groups).status == w.E_LIMIT
+        ends = [(lease, 0, w.PLAIN)]
+        assert peer.ask(w.RELEASE, ends_body(ends)).status == w.OK
+        # A prefix of one group is of use as far as it goes.
+        *_, found = w.staged(stage(chunks, 1))
+        assert found == most
+
+
 def shards_of(node, op, data):
     """Puts or gets all shards of a chunk in one call; gives what came."""
     key = capi.key_of("chunk")

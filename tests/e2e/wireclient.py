@@ -165,10 +165,13 @@ def key_of(name):
 
 def match_body(space, keys, group=0, *, flags=0, count=None, groups=1,
                reserved=0, needs=0xffffffff):
-    """Of one group of which all is needed."""
-    return (struct.pack("<IIIIHHI", space, flags,
-                        len(keys) if count is None else count, groups,
-                        group, reserved, needs) + b"".join(keys))
+    """Of one group, or the first ones (None), of which all is needed."""
+    rows = ([(group, reserved, needs)] if group is not None else
+            [(i, reserved, needs) for i in range(groups)])
+    return (struct.pack("<IIII", space, flags,
+                        len(keys) if count is None else count, groups)
+            + b"".join(struct.pack("<HHI", *row) for row in rows)
+            + b"".join(keys))
 
 
 def stage_body(space, keys, group=0, *, mask=0, tiers=0, percent=0,
