@@ -54,7 +54,8 @@ def saves(space, pages):  # noqa: F811
     one = Saves(space, pages)
     yield one
     one.go.set()
-    assert one.ahead.close(20)
+    one.ahead.close(20)
+    assert not one.ahead.thread.is_alive()
     assert space.node.stats().dram_leased_chunks == 0
 
 

@@ -151,15 +151,18 @@ def test_a_step_while_it_sleeps(engine):
 
 def test_a_copy_that_does_not_end(engine, monkeypatch):
     """Then it must not sleep: the copy would go on in memory that is gone. It
-    is told so; and when the copy has ended, it wakes up as ever."""
-    one = engine(load_ms=1000)
+    is told so, goes on as before, and sleeps when the copy has ended."""
+    one = engine(load_ms=1000, save_threads=1, load_threads=1)
+    saved = one.pages(1)
     one.save(1)
     goes, at_it = threading.Event(), threading.Event()
     load = one.mover.space.load
 
     def slow(*given):
+        first = not at_it.is_set()
         at_it.set()
-        goes.wait(60)
+        if first:
+            goes.wait(60)
         return load(*given)
 
     monkeypatch.setattr(one.mover.space, "load", slow)
@@ -168,8 +171,16 @@ def test_a_copy_that_does_not_end(engine, monkeypatch):
     with pytest.raises(RuntimeError, match="still under way"):
         one.connector.unregister_kv_caches()
     with pytest.raises(RuntimeError, match="still under way"):
-        one.connector.restore_kv_caches()
-    goes.set()
-    one.connector.restore_kv_caches()
-    assert one.mover.finished()[0] == {"r"}
+        one.connector.unregister_kv_caches()
     assert one.load(9) == ({"r"}, set())
+    one.save(12, held=True)
+    goes.set()
+    one.connector.unregister_kv_caches()
+    assert not threads()
+    assert one.mover.finished()[0] == {"r"}
+    assert torch.equal(one.pages(5), saved)
+    assert torch.equal(one.pages(9), saved)
+    one.memory.fill_(7)
+    one.connector.restore_kv_caches()
+    assert one.load(5) == ({"r"}, set())
+    assert torch.equal(one.pages(5), saved)

@@ -51,9 +51,9 @@ class Ahead:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.begun: dict[int, Job] = {}  # by the move's id()
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, daemon=True,
-                                        name="larder-reserve")
-        self._thread.start()
+        self.thread = threading.Thread(target=self._work, daemon=True,
+                                       name="larder-reserve")
+        self.thread.start()
 
     def start(self, moves: list[Move]) -> None:
         """A step begins. What the one before has left is given back."""
@@ -108,9 +108,8 @@ class Ahead:
             if rooms is not None:
                 rooms.release()
 
-    def close(self, seconds: float) -> bool:
-        """Gives all back. Whether its thread has ended."""
+    def close(self, seconds: float) -> None:
+        """Gives all back, and waits so long for its thread to end."""
         self._drop()
         self._jobs.put(None)
-        self._thread.join(timeout=seconds)
-        return not self._thread.is_alive()
+        self.thread.join(timeout=seconds)

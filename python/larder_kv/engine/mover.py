@@ -83,14 +83,13 @@ class Mover:
         self._done: set[str] = set()
         self._failed: set[str] = set()
         self._bad_blocks: set[int] = set()
-        self._jobs: queue.SimpleQueue[Move | early.Early | None] = (
-            queue.SimpleQueue())
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._cuda = False
-        self._saves: queue.SimpleQueue[tuple[Move, float] | None] = (
-            queue.SimpleQueue())
+        self._saves: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._savers: list[threading.Thread] = []
         self._closing = False
+        self._stuck: list[threading.Thread] = []  # that did not end in time
         self._unsaved: list[Move] = []  # held, and not handed over yet
         self._board = ""
         self._ahead: ahead.Ahead | None = None
@@ -109,12 +108,20 @@ class Mover:
         if layout.gpu is not self._gpu:
             self._gpu = layout.gpu
             self._gpu.attach(self.node)
-        self._threads = _start("load", self.options.load_threads, self._work)
+        self.resume()
+        self._say_sizes()
+
+    def resume(self) -> None:
+        """Also after a stop() that has failed. With queues of their own: what
+        was stopped empties those it had."""
+        self._jobs, self._saves = queue.SimpleQueue(), queue.SimpleQueue()
+        self._closing = False
+        self._threads = _start("load", self.options.load_threads, self._work,
+                               self._jobs)
         self._savers = _start("save", hold.threads(self.options, self._cuda),
-                              self._save_work)
+                              self._save_work, self._saves)
         if self.node.url.startswith("unix:") and not self._cuda:
             self._ahead = ahead.Ahead(self._reserve, cores.team())
-        self._say_sizes()
 
     def _say_sizes(self) -> None:
         per_token = max(kv.bytes_per_token(self.model, self._layout), 1)
@@ -211,8 +218,8 @@ class Mover:
             logger.exception("larder: no event on the engine's stream")
             return error
 
-    def _work(self) -> None:
-        while (move := self._jobs.get()) is not None:
+    def _work(self, jobs: queue.SimpleQueue[Any]) -> None:
+        while (move := jobs.get()) is not None:
             began = time.monotonic()
             if isinstance(move, early.Early):
                 self._work_early(move, began)
@@ -387,9 +394,9 @@ class Mover:
             self._saves.put((move, now))
         self.counts.set("save_queue", self._saves.qsize())
 
-    def _save_work(self) -> None:
-        while (job := self._saves.get()) is not None:
-            self.counts.set("save_queue", self._saves.qsize())
+    def _save_work(self, jobs: queue.SimpleQueue[Any]) -> None:
+        while (job := jobs.get()) is not None:
+            self.counts.set("save_queue", jobs.qsize())
             self._save_held(*job)
 
     def _save_held(self, move: Move, queued: float) -> None:
@@ -535,26 +542,28 @@ class Mover:
     def stop(self) -> bool:
         """Lets go of the engine's memory, until start() is called again. What
         is queued to be saved is, as far as its deadline goes. False: a copy is
-        still under way."""
+        still under way; until resume() nothing else is moved."""
         if self._huge is not None:
             self._huge.close()
-        for _ in self._savers if not self._closing else ():  # else it was
+        for _ in self._savers:
             self._saves.put(None)
-        for _ in self._threads if not self._closing else ():
+        for _ in self._threads:
             self._jobs.put(None)
         seconds = hold.deadline_ms(self.options) / 1000
         _join(self._savers, seconds)
         self._closing = True
         _join(self._savers, seconds + 1)
-        _join(self._threads, self.options.load_ms / 1000 + 1)
-        ended = self._ahead is None or self._ahead.close(
-            self.options.save_ms / 1000 + 1)
-        if not ended or any(thread.is_alive()
-                            for thread in [*self._savers, *self._threads]):
+        threads = [*self._stuck, *self._savers, *self._threads]
+        _join(threads, self.options.load_ms / 1000 + 1)
+        if self._ahead is not None:
+            self._ahead.close(self.options.save_ms / 1000 + 1)
+            threads.append(self._ahead.thread)
+        self._savers, self._threads, self._ahead = [], [], None
+        self._stuck = [thread for thread in threads if thread.is_alive()]
+        if self._stuck:
             return False
         self._say_copies()
-        self._savers, self._threads, self._closing = [], [], False
-        self._ahead = self._huge = None
+        self._closing, self._huge = False, None
         if self._layout is not None:
             self._layout.close()
         tail, self._tail = self._tail, None
@@ -594,10 +603,11 @@ def say(level: int, line: str) -> None:
                 logging.DEBUG)[level], "larder: %s", line)
 
 
-def _start(name: str, count: int, work: Any) -> list[threading.Thread]:
+def _start(name: str, count: int, work: Any,
+           jobs: queue.SimpleQueue[Any]) -> list[threading.Thread]:
     def run() -> None:
         cores.spread()
-        work()
+        work(jobs)
 
     found = [threading.Thread(target=run, daemon=True,
                               name=f"larder-{name}-{i}") for i in range(count)]

@@ -49,15 +49,14 @@ class Worker(Mover):
     def unregister(self) -> None:
         """The pages are taken from under their addresses. Nobody but this
         process has those: what is registered with the GPU is the node's
-        memory, which stays."""
+        memory, which stays. If they cannot be, the engine goes on."""
         if not self.stop():
+            self.resume()
             raise RuntimeError("larder: a copy of KV is still under way")
 
     def restore(self) -> None:
         """They are back, at the same addresses."""
         caches = self._registered
-        if self._closing:
-            self.unregister()  # which did not end well
         if self._layout is None:
             self.start(self.layout_of(self.model), caches,
                        getattr(self._kv, "needs_kv_cache_zeroing", True))
