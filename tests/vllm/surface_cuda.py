@@ -51,7 +51,7 @@ def kv_of(spec, first=0, end=LAYERS, blocks=BLOCKS):
         kv_cache_groups=[kvi.KVCacheGroupSpec(names_of(first, end), spec)])
 
 
-def sliced(config, block=16, first=0, end=LAYERS, by_rank=False, **more):
+def sliced(config, block=16, first=0, end=LAYERS, by_rank="", **more):
     tp = config.parallel_config.tensor_parallel_size
     spec = full_of(config, block_size=block, num_kv_heads=max(1, HEADS // tp),
                    **more)
@@ -124,8 +124,8 @@ def test_mla_is_one_head(plain_config, monkeypatch):
 
 
 def test_by_rank_if_it_is_asked_for(plain_config):
-    one = sliced(plain_config, by_rank=True)
-    assert "option" in one.opaque and b"tensor_parallel" in one.descriptor
+    one = sliced(plain_config, by_rank="asked")
+    assert one.opaque == "asked" and b"tensor_parallel" in one.descriptor
 
 
 @pytest.mark.parametrize("more,why", [

@@ -260,8 +260,8 @@ def test_connector_asks_its_owner(dense, tmp_path, monkeypatch):
     seen = []
     told = model.describe
 
-    def describe(*given):
-        seen.append(told(*given))
+    def describe(*given, **more):
+        seen.append(told(*given, **more))
         return seen[-1]
 
     monkeypatch.setattr(model, "describe", describe)

@@ -1,10 +1,19 @@
 """What the connector makes of a model whose pages are described (the CPU's,
 head by head): what its space's name depends on (test_surface.py)."""
+import pickle
+import time
+from array import array
+from types import SimpleNamespace
+
 import pytest
+import rig
 import torch
 from larder_kv import _lib
 from larder_kv.engine import kv as engine_kv
-from larder_kv.vllm import model
+from larder_kv.engine.mover import Rank
+from larder_kv.engine.moves import Move
+from larder_kv.vllm import LarderConnector, meta, model, worker
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1 import kv_cache_interface as kvi
 
 from surface import (config_of, dense, described, full_of, gemma3, kv_of,
@@ -18,13 +27,16 @@ def sliced(path, chunk=0, first=0, end=4, heads=2, **more):
     """The model as the rank with these layers sees it; dense has 4 layers, and
     2 KV heads."""
     config = config_of(path, **more)
+    return model.describe(config, kv_with(config, first, end, heads), chunk)
+
+
+def kv_with(config, first=0, end=4, heads=2):
     tp = config.parallel_config.tensor_parallel_size
-    kv = kvi.KVCacheConfig(
+    return kvi.KVCacheConfig(
         num_blocks=16, kv_cache_tensors=[],
         kv_cache_groups=[kvi.KVCacheGroupSpec(
             [f"model.layers.{i}.self_attn.attn" for i in range(first, end)],
             full_of(config, num_kv_heads=max(1, heads // tp)))])
-    return model.describe(config, kv, chunk)
 
 
 SHAPES = {
@@ -110,6 +122,84 @@ def test_ranks_that_cut_slices_apart(dense, heads, tp, whole):
         "num_key_value_heads": heads, "num_attention_heads": heads})
     assert ("cut slices" in found.opaque) == (not whole)
     assert (b"tensor_parallel" in found.descriptor) == (not whole)
+
+
+# ---- a worker whose pages are not what they are taken to be ----
+
+
+@pytest.fixture
+def sides(dense, tmp_path, monkeypatch):
+    """Both sides of an engine, and a worker's tensors: tokens before heads."""
+    monkeypatch.setattr(worker, "_rank", lambda *_: Rank(0, 0, 0))
+    with rig.node(tmp_path) as node:
+        found = []
+
+        def make(**more):
+            config = config_of(dense, kv_transfer_config=rig.transfer(
+                node.url()), **more)
+            kv = kv_with(config)
+            found.extend(LarderConnector(config, role, kv) for role in (
+                KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER))
+            block = config.cache_config.block_size
+            caches = {name: torch.randn(16, block, 2, 128).bfloat16()
+                      for name in kv.kv_cache_groups[0].layer_names}
+            return SimpleNamespace(scheduler=found[-2], worker=found[-1],
+                                   caches=caches, block=block)
+
+        yield make
+        for one in found:
+            one.shutdown()
+
+
+def test_pages_that_are_not_known_are_stored_by_rank(sides):
+    """By both sides, before the first request, under a name that says so."""
+    one = sides()
+    pool = SimpleNamespace(num_gpu_blocks=16,
+                           reset_prefix_cache=lambda: True)
+    one.scheduler.bind_gpu_block_pool(pool)
+    plan = one.scheduler._scheduler.model
+    assert not plan.opaque and one.worker.get_handshake_metadata() is None
+    one.worker.register_kv_caches(one.caches)
+    said = pickle.loads(pickle.dumps(one.worker.get_handshake_metadata()))
+    one.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): said})
+    side, mover = one.scheduler._scheduler, one.worker._worker
+    assert "which is not" in side.model.opaque and side.pool is pool
+    assert side.model.descriptor == mover.model.descriptor != plan.descriptor
+
+    def step(**moves):
+        one.worker.bind_connector_metadata(meta.Step(**moves))
+        one.worker.start_load_kv(None)
+        one.worker.wait_for_save()
+
+    chunk = side.model.chunk_tokens
+    keys = _lib.Keys()
+    side.space.chain(array("I", range(chunk)), keys)
+    count = chunk // one.block
+    saved, loaded = (Move("r", keys.data(0, 1), 0, 0, chunk,
+                          [(0, array("I", range(first, first + count)))])
+                     for first in (1, 9))
+    step(saves=[saved])
+    step(loads=[loaded])
+    end, done = time.monotonic() + 60, (set(), set(), set())
+    while not done[0] and time.monotonic() < end:
+        time.sleep(0.001)
+        done = mover.finished()
+    assert done[:2] == ({"r"}, set())
+    for memory in one.caches.values():
+        assert torch.equal(memory[9:9 + count], memory[1:1 + count])
+
+
+def test_pages_of_which_not_all_can_be_told(sides):
+    """By name: the scheduler does not hear of a MultiConnector's child, and
+    workers that store otherwise would not find each other's."""
+    one = sides(tensor_parallel_size=2)
+    refused(lambda: one.scheduler.set_xfer_handshake_metadata_pp_aware(
+        {(0, 0): meta.Unknown("it is odd")}), "some workers", "it is odd",
+        '"pages": "rank"')
+    one.scheduler.set_xfer_handshake_metadata_pp_aware({(1, 0): object()})
+    one.worker._alone = False
+    refused(lambda: one.worker.register_kv_caches(one.caches),
+            "which is not", '"pages": "rank"')
 
 
 # ---- an engine's own groups ----

@@ -1,6 +1,7 @@
 """The class that vLLM loads: each member hands on to one of the two sides."""
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from larder_kv import _node
 from larder_kv._options import Options
 from larder_kv.engine.kv import Model
 from larder_kv.engine.mover import say
-from larder_kv.vllm import describe, events, model, patches, versions
+from larder_kv.vllm import (describe, events, meta, model, pages, patches,
+                            versions)
 from larder_kv.vllm.scheduler import Scheduler
 from larder_kv.vllm.stats import LarderProm, LarderStats
 from larder_kv.vllm.worker import Worker
@@ -56,12 +58,26 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         if options.page_tokens and options.pages != "shared":
             raise versions.Unsupported("larder: page_tokens does nothing "
                                        "without pages=shared")
-        described = model.describe(
-            vllm_config, kv_cache_config, options.chunk,
+        if role == KVConnectorRole.SCHEDULER:
+            for line in options.gone():
+                logger.warning("larder: %s", line)
+        self._alone = len(owners) == 1
+        self._describe = functools.partial(
+            model.describe, vllm_config, kv_cache_config, options.chunk,
             patches.asked_layout(owners, kv_cache_config), options.weights,
-            options.pages == "rank",
-            options if options.pages == "shared" else None)
-        _check_model(vllm_config, described)
+            together=options if options.pages == "shared" else None)
+        self._scheduler: Scheduler | None = None
+        self._worker: Worker | None = None
+        self._make = functools.partial(self._made, vllm_config, role,
+                                       kv_cache_config, options)
+        self._make("the option pages asks for it"
+                   if options.pages == "rank" else "")
+
+    def _made(self, config: VllmConfig, role: KVConnectorRole,
+              kv: KVCacheConfig, options: Options, by_rank: str) -> None:
+        """Its side. by_rank: why pages are stored as they are."""
+        described = self._describe(by_rank=by_rank)
+        _check_model(config, described)
         if role == KVConnectorRole.SCHEDULER and described.opaque:
             logger.info("larder: KV is stored by rank (%s): engines of other "
                         "tensor or pipeline parallel sizes do not share it",
@@ -73,24 +89,17 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                  and role == KVConnectorRole.SCHEDULER)
         node = _node.open_node(url, say, logger.warning,
                                "get" if later else "", options.secret_file)
-        if role == KVConnectorRole.SCHEDULER:
-            for line in options.gone():
-                logger.warning("larder: %s", line)
-        self._scheduler: Scheduler | None = None
-        self._worker: Worker | None = None
-        if role == KVConnectorRole.SCHEDULER:
-            announced = (events.Events(vllm_config, kv_cache_config,
-                                       described, node.url,
-                                       options.events_ownership == "on")
-                         if events.enabled(vllm_config) else None)
-            self._scheduler = Scheduler(vllm_config, options, described, node,
-                                        announced, len(owners) == 1)
-            self._scheduler.describer = describe.make(
-                vllm_config, kv_cache_config, described, self._scheduler.space,
-                self._scheduler.finder.later, options.pod)
-        else:
-            self._worker = Worker(vllm_config, options, described,
-                                  kv_cache_config, node)
+        if role != KVConnectorRole.SCHEDULER:
+            self._worker = Worker(config, options, described, kv, node)
+            return
+        announced = (events.Events(config, kv, described, node.url,
+                                   options.events_ownership == "on")
+                     if events.enabled(config) else None)
+        self._scheduler = Scheduler(config, options, described, node,
+                                    announced, self._alone)
+        self._scheduler.describer = describe.make(
+            config, kv, described, self._scheduler.space,
+            self._scheduler.finder.later, options.pod)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -98,8 +107,25 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- workers ----
 
+    _unknown = ""  # why its pages are stored as they are, against the plan
+
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self._worker.register(kv_caches)
+        try:
+            self._worker.register(kv_caches)
+        except pages.Unknown as error:
+            if not self._alone:  # the scheduler would not hear of it
+                raise
+            self._unknown = error.why
+            self._again(self._unknown)
+            self._worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Any:
+        return meta.Unknown(self._unknown) if self._unknown else None
+
+    def _again(self, by_rank: str) -> None:
+        """Before the first request: a side for other pages."""
+        self.shutdown()
+        self._make(by_rank)
 
     def unregister_kv_caches(self) -> None:
         self._worker.unregister()
@@ -149,11 +175,30 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     # ---- the scheduler ----
 
     def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
-        holds = self._scheduler.holds
-        holds.bind(gpu_block_pool)
-        if holds.wanted:
-            patches.settle_resets(gpu_block_pool, holds.settle)
-        self._scheduler.pool = gpu_block_pool
+        self._bind(gpu_block_pool)
+        if self._scheduler.holds.wanted:
+            patches.settle_resets(gpu_block_pool,
+                                  lambda: self._scheduler is None
+                                  or self._scheduler.holds.settle())
+
+    def _bind(self, pool: BlockPool | None) -> None:
+        if pool is not None:
+            self._scheduler.holds.bind(pool)
+            self._scheduler.pool = pool
+
+    def set_xfer_handshake_metadata_pp_aware(
+            self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Workers that have begun: what is inside their pages may not be known
+        to them, which nobody knows before."""
+        found = [one for one in metadata.values()
+                 if isinstance(one, meta.Unknown)]
+        if not found:
+            return
+        if len(found) != self._vllm_config.parallel_config.world_size:
+            raise pages.Unknown(f"of some workers only, {found[0].why}")
+        pool = self._scheduler.pool
+        self._again(found[0].why)
+        self._bind(pool)
 
     def has_pending_push_work(self) -> bool:
         """An engine that is idle goes on until nothing is held."""

@@ -237,9 +237,9 @@ def _images(model: ModelConfig) -> list[str]:
 
 def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
              asked: str | None = None, weights: str = "",
-             by_rank: bool = False, together: Options | None = None) -> Model:
+             by_rank: str = "", together: Options | None = None) -> Model:
     """The model as both sides see it. asked: see _packing(); weights: their
-    name, where they cannot be looked at; by_rank: pages are stored as they
+    name, where they cannot be looked at; by_rank: why pages are stored as they
     are; together: with SGLang, by these options."""
     parallel = config.parallel_config
     for name in ("decode_context_parallel_size",
@@ -261,9 +261,9 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
         raise versions.Unsupported(
             "larder: this model has no KV cache that can be stored")
     draft = _draft(config)
-    slices = ("the option pages asks for it" if by_rank else
-              pages.slices_of(config, kv, groups, draft is not None,
-                              chunk_of(kv, groups, chunk, sliced=True)))
+    slices = by_rank or pages.slices_of(
+        config, kv, groups, draft is not None,
+        chunk_of(kv, groups, chunk, sliced=True))
     if (isinstance(slices, str) and len(groups) > 1
             and parallel.pipeline_parallel_size > 1):
         raise versions.Unsupported(

@@ -33,6 +33,15 @@ FIRST = (0, 32)  # whose pages are [blocks, heads, tokens, bytes]
 PIPELINES = (1, 2, 4)
 
 
+class Unknown(versions.Unsupported):
+    """A worker's pages are not what its model's are taken to be."""
+
+    def __init__(self, why: str):
+        super().__init__(f"larder: {why}; store KV as it is: "
+                         '"kv_connector_extra_config": {"pages": "rank"}')
+        self.why = why
+
+
 def index_of(name: str) -> int | None:
     """A layer's number in the model; None: its name has not one number."""
     found = [int(part) for part in name.split(".") if part.isdigit()]
@@ -268,10 +277,10 @@ def _strides(name: str, tensor: torch.Tensor, blocks: int,
         step *= n
     heads = size[1] if tensor.dim() == 4 else 1
     if size[0] != blocks or heads != here or not whole:
-        raise versions.Unsupported(
-            f"larder: the KV cache of layer {name} has shape {tuple(size)} "
-            f"and strides {tuple(stride)}, which is not [blocks, {here} heads, "
-            "tokens, bytes]")
+        raise Unknown(
+            f"the KV cache of layer {name} has shape {tuple(size)} and strides "
+            f"{tuple(stride)}, which is not [blocks, {here} heads, tokens, "
+            "bytes]")
     unit = tensor.element_size()
     return (stride[1] if tensor.dim() == 4 else step) * unit, step * unit
 
@@ -314,12 +323,10 @@ def _rows(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
             and stride["c"] == unit and size.get("p", len(rows)) == len(rows)
             and size["c"] * unit == (rows[0] if "p" in axes else sum(rows)))
     if not good:
-        raise versions.Unsupported(
-            f"larder: the KV cache of layer {name} has shape "
-            f"{tuple(tensor.shape)} and strides {tuple(tensor.stride())}, "
-            f"whose order is not known ({axes or 'no backend'}); store it as "
-            "it is: "
-            '"kv_connector_extra_config": {"pages": "rank"}')
+        raise Unknown(
+            f"the KV cache of layer {name} has shape {tuple(tensor.shape)} and "
+            f"strides {tuple(tensor.stride())}, whose order is not known "
+            f"({axes or 'no backend'})")
     offsets = [stride["p"] * i if "p" in axes else sum(rows[:i])
                for i in range(len(rows))]
     return [_lib.Part(layer=place, offset=offset,
