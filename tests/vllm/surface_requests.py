@@ -17,7 +17,8 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
-from surface import config_of, dense, described, full_of, kv_of
+from surface import (config_of, dense, described, full_of, kv_of,
+                     window_of)
 from surface_keys import image, tokens_of
 
 __all__ = ["dense"]  # a fixture
@@ -628,6 +629,34 @@ def test_what_vllm_has_itself_is_not_staged(side, staged):
     assert staged == [end // one.model.chunk_tokens]
     assert one.matched(request, 0) == (end, True)
     assert one.matched(request, end) == (0, False)
+
+
+def test_what_vllm_has_of_several_groups_is_not_staged(side, staged, dense):
+    """The last blocks in each of them, which have one hash."""
+    config = config_of(dense, kv_transfer_config=CONNECTOR)
+    one = side(config=config, kv=kv_of(full_of(config),
+                                       window_of(config, 512)))
+    block = config.cache_config.block_size
+    end = (len(TOKENS) - 1) // one.model.chunk_tokens * one.model.chunk_tokens
+    has = {0: end // block, 1: end // block}
+    one.pool = SimpleNamespace(get_cached_block=lambda key, groups: (
+        [None] * len(groups) if all(key[0] < has[i] for i in groups)
+        and groups == [0, 1] else None))
+    came(one, hashed(one, TOKENS))
+    assert len(staged) == 1  # it does not know what is hashed
+    one.hash_tokens = block
+    request = asked(TOKENS, "whole", block_hasher=lambda request: [
+        bytes([i]) for i in range(request.num_tokens // block)])
+    t = came(one, request)
+    assert len(staged) == 1 and t.lookup.lease is None
+    assert one.matched(request, end) == (0, False)
+    assert one.matched(request, end - block) == (None, False)
+    looked(t.lookup)
+    assert len(staged) == 2
+    has[1] -= 1  # of the window's blocks one is gone
+    came(one, asked(TOKENS, "less", block_hasher=lambda request: [
+        bytes([i]) for i in range(request.num_tokens // block)]))
+    assert len(staged) == 3
 
 
 @pytest.mark.parametrize("why", ["less", "off", "unbound", "hashes"])

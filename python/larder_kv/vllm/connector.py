@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1, KVConnectorMetadata,
     KVConnectorRole, SupportsHMA)
 from vllm.platforms import current_platform
+from vllm.v1.core import kv_cache_utils
 
 from larder_kv import _node
 from larder_kv._options import Options
@@ -97,6 +98,8 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                      if events.enabled(config) else None)
         self._scheduler = Scheduler(config, options, described, node,
                                     announced, self._alone)
+        _, self._scheduler.hash_tokens = (
+            kv_cache_utils.resolve_kv_cache_block_sizes(kv, config))
         self._scheduler.describer = describe.make(
             config, kv, described, self._scheduler.space,
             self._scheduler.finder.later, options.pod)

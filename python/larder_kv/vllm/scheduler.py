@@ -76,6 +76,9 @@ class Scheduler:
             options, described, self.counts, config.parallel_config.world_size,
             limits.holds(config, options, gpu), not limits.spread(config))
         self.pool: BlockPool | None = None  # vLLM's
+        # That each of vLLM's hashes is of; 0: not known.
+        self.hash_tokens = (described.groups[0].block_tokens
+                            if len(described.groups) == 1 else 0)
         self._job = 0  # the last one's number
         self._engine = config.kv_transfer_config.engine_id
         self._alone = config.parallel_config.data_parallel_size == 1
@@ -205,14 +208,15 @@ class Scheduler:
             self.finder.tell(told)
 
     def _own(self, request: Request, chunks: int) -> bool:
-        """Whether vLLM's own cache has the last block of so many chunks, of a
-        model with one group: it gives the last ones away first, so it has all
-        of them then, most likely."""
-        hashes, block = request.block_hashes, self._blocks[0]
-        if (not self._caches or self.pool is None or not self.finder.whole
-                or len(hashes) != request.num_tokens // block):
+        """Whether vLLM's own cache has the last block of so many chunks, in
+        every group: it gives the last ones away first, so it has all that it
+        needs of them then, most likely."""
+        hashes, unit = request.block_hashes, self.hash_tokens
+        if (not self._caches or self.pool is None or not unit
+                or self.finder.eagle and not self.finder.whole
+                or len(hashes) != request.num_tokens // unit):
             return False
-        last = chunks * self.model.chunk_tokens // block - 1
+        last = chunks * self.model.chunk_tokens // unit - 1
         return self.pool.get_cached_block(hashes[last],
                                           self._indexes) is not None
 
