@@ -12,13 +12,13 @@ from larder_kv import _lib
 from larder_kv.engine import kv as engine_kv
 from larder_kv.engine.mover import Rank
 from larder_kv.engine.moves import Move
-from larder_kv.vllm import LarderConnector, meta, model, worker
+from larder_kv.vllm import LarderConnector, meta, model, pages, worker
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1 import kv_cache_interface as kvi
 
 from surface import (config_of, dense, described, full_of, gemma3, kv_of,
                      refused, state_of, window_of)
-from surface_names import CHANGING, HARMLESS, space_of
+from surface_names import CHANGING, HARMLESS, space_of, untested_worker
 
 __all__ = ["dense", "gemma3"]  # fixtures
 
@@ -200,6 +200,30 @@ def test_pages_of_which_not_all_can_be_told(sides):
     one.worker._alone = False
     refused(lambda: one.worker.register_kv_caches(one.caches),
             "which is not", '"pages": "rank"')
+
+
+def test_slices_are_tried(dense, monkeypatch):
+    """With a release that was not tested: not only pages as they are."""
+    config = config_of(dense)
+    kv = kv_with(config)
+    block = config.cache_config.block_size
+    caches = {name: torch.randn(16, 2, block, 128).bfloat16()
+              for name in kv.kv_cache_groups[0].layer_names}
+    was = {name: memory.clone() for name, memory in caches.items()}
+    one = untested_worker(config, kv, monkeypatch)
+    assert one.model.slices is not None
+    one.register(caches)
+    parts = pages._opaque_parts
+
+    def half(*given):
+        [part] = parts(*given)
+        part.bytes //= 2
+        return [part]
+
+    monkeypatch.setattr(pages, "_opaque_parts", half)
+    refused(lambda: one.register(caches), "0.99.0 was not tested",
+            "is not loaded as it was saved")
+    assert all(torch.equal(caches[name], was[name]) for name in caches)
 
 
 # ---- an engine's own groups ----

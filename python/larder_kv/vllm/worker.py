@@ -41,9 +41,9 @@ class Worker(Mover):
             _here[self._engine] = self
 
     def register(self, caches: dict[str, Any]) -> None:
-        if not versions.tested():
-            trial.run(self.model, self._kv, caches)
         self._registered = caches
+        if not versions.tested():
+            trial.run(self.model, self._kv, caches, self.layout_of)
         self.restore()
 
     def unregister(self) -> None:
