@@ -226,11 +226,12 @@ static larder_status_t measure(const making_t *m, ldr_layout_slice_t *slice)
                             m->number, m->p->chunk_tokens, LARDER_VALUE_MAX);
         }
     }
-    if (pieces > (m->cut != NULL ? PIECES_MAX : LARDER_IOV_MAX)) {
+    uint64_t most = m->cut != NULL ? PIECES_MAX : LARDER_IOV_MAX;
+    if (pieces > most) {
         return ldr_fail(LARDER_E_SIZE,
                         "group %u: a chunk of %u tokens has %" PRIu64
-                        " pages, more than %u: use smaller chunks",
-                        m->number, m->p->chunk_tokens, pieces, LARDER_IOV_MAX);
+                        " pieces, more than %" PRIu64 ": use smaller chunks",
+                        m->number, m->p->chunk_tokens, pieces, most);
     }
     slice->bytes = (size_t)bytes;
     slice->pieces = (uint32_t)pieces;
