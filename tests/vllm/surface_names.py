@@ -50,6 +50,7 @@ CHANGING = {
     "pipeline parallel": dict(pipeline_parallel_size=2),
     "block size": dict(block_size=64),
     "load format": dict(load_format="dummy"),
+    "files": dict(load_format="pt"),
     "rope": dict(hf_overrides={"rope_parameters": {
         "rope_type": "default", "rope_theta": 5e5}}),
     "epsilon": dict(hf_overrides={"rms_norm_eps": 1e-3}),
@@ -63,6 +64,8 @@ HARMLESS = {
     "own prefix cache": dict(enable_prefix_caching=False),
     "seed": dict(seed=7),
     "graphs": dict(enforce_eager=False),
+    "load format by name": dict(load_format="safetensors"),
+    "kv cache dtype by name": dict(kv_cache_dtype="bfloat16"),
     "log": dict(disable_log_stats=True),
     "n-gram": dict(speculative_config={
         "method": "ngram", "num_speculative_tokens": 2,
@@ -291,6 +294,54 @@ def test_fingerprint_is_of_content(dense, tmp_path):
     print_of = fingerprint_of(dense)
     assert fingerprint_of(copy_of(dense, tmp_path / "elsewhere")) == print_of
     assert fingerprint_of(dense, served_model_name="x") == print_of
+
+
+def test_fingerprint_does_not_see_what_no_kv_is_made_of(dense, gemma3):
+    """Releases of transformers differ in such defaults, and rename them."""
+    print_of = fingerprint_of(dense)
+    for more in (dict(id2label={"0": "x"}), dict(transformers_version="9"),
+                 dict(num_beams=1), dict(torchscript=False)):
+        assert fingerprint_of(dense, hf_overrides=more) == print_of
+    config = config_of(dense).model_config
+    said = json.loads(config.hf_config.to_json_string(use_diff=False))
+    found = {}
+    for name, text in {
+            "": {}, "default": {"top_k": 50}, "type": {"dtype": "float16"},
+            "its own": {"top_k": 2}, "rope": {"scaling": 4}}.items():
+        config.hf_config = SimpleNamespace(
+            to_json_string=lambda use_diff, text=text: json.dumps(
+                dict(said, text_config=dict(text, model_type="x"))))
+        found[name] = model.fingerprint(config)
+    assert found[""] == found["default"] == found["type"] != print_of
+    assert len({found[""], found["its own"], found["rope"]}) == 3
+    # Not of a configuration, but inside one.
+    config.hf_config = SimpleNamespace(to_json_string=lambda use_diff:
+                                       json.dumps(dict(said, parts={
+                                           "top_k": 50})))
+    assert model.fingerprint(config) != print_of
+
+
+def test_names_of_one_loader(dense, tmp_path):
+    """They load the same files, unless Mistral's are among them."""
+    def loaded(path, name):
+        return described(config_of(path, load_format=name)).descriptor
+
+    mixed = copy_of(dense, tmp_path / "mixed")
+    assert loaded(mixed, "auto") == loaded(mixed, "safetensors")
+    [file] = mixed.glob("*.safetensors")
+    shutil.copy(file, mixed / "consolidated.safetensors")
+    assert loaded(mixed, "auto") != loaded(mixed, "safetensors")
+
+
+def test_type_of_a_checkpoint_that_has_its_own(dense):
+    """It says what "auto" is: then that is not the model's."""
+    found = []
+    for name in ("auto", "bfloat16"):
+        config = config_of(dense)
+        config.cache_config.cache_dtype = name
+        config.model_config.quantization = "fp8"
+        found.append(described(config).descriptor)
+    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("where", ["first", "middle", "last tensor"])

@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 import os
+import pathlib
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,47 @@ def chunk_of(config: KVCacheConfig, groups: tuple[GroupInfo, ...],
 # ---- names ----
 
 
+# Of a configuration: where it is from, the type in which weights were stored
+# (vLLM's own is in the name), labels. No KV is made of these.
+_BESIDE = frozenset("""_name_or_path _commit_hash transformers_version dtype
+    torch_dtype _attn_implementation_autoset id2label label2id problem_type
+    finetuning_task task_specific_params tokenizer_class""".split())
+# What every configuration had, or has, for no model in particular: releases of
+# transformers add and drop it. At these values it says nothing.
+_NOTHING = dict.fromkeys("""prefix sep_token_id decoder_start_token_id
+    bad_words_ids forced_bos_token_id forced_eos_token_id suppress_tokens
+    begin_suppress_tokens exponential_decay_length_penalty
+    cross_attention_hidden_size""".split()) | dict.fromkeys(
+    """output_hidden_states output_attentions torchscript use_bfloat16
+    tf_legacy_loss do_sample early_stopping output_scores
+    return_dict_in_generate remove_invalid_values add_cross_attention
+    is_decoder is_encoder_decoder tie_encoder_decoder""".split(), False) | {
+    "return_dict": True, "pruned_heads": {}, "chunk_size_feed_forward": 0,
+    "max_length": 20, "min_length": 0, "num_beams": 1, "num_beam_groups": 1,
+    "diversity_penalty": 0.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0,
+    "typical_p": 1.0, "repetition_penalty": 1.0, "length_penalty": 1.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+    "num_return_sequences": 1}
+
+
+def _settings(value: Any) -> Any:
+    """Those that count. A model's own defaults do: another release may have
+    others."""
+    if not isinstance(value, dict):
+        return value
+    found = {name: _settings(one) for name, one in value.items()}
+    return {name: one for name, one in found.items()
+            if name not in _BESIDE and _NOTHING.get(name, _settings) != one
+            } if "model_type" in found else found
+
+
+def _folder(model: ModelConfig) -> str:
+    """Where the weights are, or ""."""
+    # Apart from the rest: streamed from object storage, for one.
+    where = getattr(model, "model_weights", "") or model.model
+    return where if os.path.exists(where) else snapshot(where, model.revision)
+
+
 def fingerprint(model: ModelConfig, known: bool = False) -> str:
     """What was loaded: its configuration and its weights, not their path.
     known: weights that cannot be looked at here have a name, or are none."""
@@ -166,6 +208,37 @@ def _instructions() -> list[str]:
         amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
         named += [torch.backends.cpu.get_cpu_capability(), f"amx={amx}"]
     return named
+
+
+_LOADERS = ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor")
+
+
+def _loader(config: VllmConfig, draft: ModelConfig | None) -> str:
+    """Who loads the weights: one name for all that make the same of the files
+    that are there. (Mistral's own files, where there are such, are loaded by
+    some of them.)"""
+    name = str(config.load_config.load_format)
+    for model in (config.model_config, draft) if name in _LOADERS else ():
+        files = ([] if model is None or not (folder := _folder(model))
+                 else list(pathlib.Path(folder).glob("*.safetensors")))
+        if model is not None and (not files or any(
+                file.name.startswith("consolidated") for file in files)):
+            return name
+    return "auto" if name in _LOADERS else name
+
+
+def _kv_type(config: VllmConfig) -> str:
+    """Of the cache. The model's own type is what is taken for "auto", but
+    for checkpoints that say otherwise."""
+    model, name = config.model_config, str(config.cache_config.cache_dtype)
+    quantized = (model.quantization is not None
+                 or getattr(model, "quantization_config", None) is not None
+                 or any(getattr(one, "quantization_config", None) is not None
+                        for one in (model.hf_config, model.hf_text_config)))
+    if name == str(model.dtype).removeprefix("torch.") and not quantized:
+        return "auto"
+    return ("fp8_e4m3" if name == "fp8" and _instructions()[0] == "cuda"
+            else name)
 
 
 # Settings of vLLM's CacheConfig that decide what bytes a page has, beside
@@ -275,9 +348,9 @@ def describe(config: VllmConfig, kv: KVCacheConfig, chunk: int,
     described = {
         "model": fingerprint(config.model_config, known),
         "draft": fingerprint(draft, known) if draft is not None else None,
-        "load_format": str(config.load_config.load_format),
+        "load_format": _loader(config, draft),
         "dtype": str(config.model_config.dtype),
-        "kv_dtype": str(config.cache_config.cache_dtype),
+        "kv_dtype": _kv_type(config),
         "quantization": str(config.model_config.quantization),
         "long": _long(config.model_config),
         "images": _images(config.model_config),
