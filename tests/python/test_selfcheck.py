@@ -45,11 +45,36 @@ def test_every_minor_is_here():
 def test_list_is_whole(version):
     """It says of each thing that is used whether it is there."""
     names = [line.partition(":")[0] for line in lines_of(version)]
-    assert {f"{name} has" for name in selfcheck.FIELDS} == {
+    assert {f"{name} has" for name in
+            selfcheck.FIELDS.keys() | selfcheck.MAYBE.keys()} == {
         name for name in names if name.endswith(" has")}, ADVICE
     used = {name for name in names if name.startswith("vllm.")
             and not name.endswith(" has")}
     assert used <= set(selfcheck.SYMBOLS), ADVICE
+
+
+# What some release had and a later one has not, which was looked at.
+GONE = {
+    "get_num_common_prefix_blocks": "0.32.0",  # references count no more
+    "get_kv_cache_shape": "0.29.0",  # tensors have one order of axes
+    "compress_ratio": "0.29.0",  # tokens_per_state now
+    "calculate_kv_scales": "0.28.0",
+}
+
+
+def test_nothing_goes_unnoticed():
+    """What is read only where a release has it."""
+    gone, before = {}, {}
+    for version in sorted(LISTS, key=lambda v: int(v.split(".")[1])):
+        for line in lines_of(version):
+            name, colon, has = line.partition(" has:")
+            if colon:
+                lost = before.get(name, set()) - set(has.split())
+                gone.update({field: version for field in lost})
+                before[name] = set(has.split())
+    assert gone == GONE, ADVICE
+    assert all(set(fields.split()) <= set(before[name]) | set(GONE)
+               for name, fields in selfcheck.MAYBE.items())
 
 
 def test_what_counts_as_tested_was_run():
@@ -114,6 +139,37 @@ def test_imports_are_found(tmp_path):
     assert imports(tmp_path) == {"vllm.a.b.d", "vllm.x.y.z", "vllm.x.Kind"}
 
 
+# Names that are no member of vLLM's: of a model's configuration, which may be
+# anything, of torch, and of our own objects.
+OTHERS = set("""_commit_hash num_key_value_heads block_configs layer_types
+    _is_amx_tile_supported name time worker get_transfer_results query
+    synchronize enabled""".split())
+
+
+def asked():
+    """What is read with getattr(), or hasattr(), by name."""
+    found = set()
+    for path in sorted(PACKAGE.glob("*.py")):
+        if path.name in ("selfcheck.py", "stats.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+                    and node.func.id in ("getattr", "hasattr")):
+                found |= {one.value for one in node.args[1:2]
+                          if isinstance(one, ast.Constant)}
+    text = (PACKAGE / "model.py").read_text()
+    for names in re.findall(r"(?:_PAGES = |for name in )\(([^)]*)\)", text):
+        found |= set(re.findall(r'"(\w+)"', names))
+    return found
+
+
+def test_what_is_asked_for_by_name_is_listed():
+    listed = {field for of in (selfcheck.FIELDS, selfcheck.MAYBE)
+              for fields in of.values() for field in fields.split()}
+    assert len(asked()) > 40 and asked() - OTHERS <= listed, (
+        asked() - OTHERS - listed)
+
+
 def test_members_named_here_are_vllms():
     """Whatever the connector defines for vLLM to call, some release calls."""
     known = {re.match(r"\w+\.(\w+):", line)[1] for version in LISTS
@@ -144,6 +200,8 @@ def test_members_named_here_are_vllms():
     (" num_preemptions", "", "Request.num_preemptions is not there"),
     ("vllm.config.CacheConfig has: cache_dtype enable_prefix_caching",
      "vllm.config.CacheConfig has:", "CacheConfig.cache_dtype is not there"),
+    (" boundary_state_offloads", "",
+     "KVConnectorBlockState.boundary_state_offloads is not there"),
 ])
 def test_a_change_is_seen(old, new, said):
     found = selfcheck.missing(changed(old, new))

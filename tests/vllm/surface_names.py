@@ -699,6 +699,14 @@ def test_kinds_of_groups(dense):
         refused(lambda: described(config, kv_of(spec)), name)
 
 
+def test_groups_in_the_hosts_memory(dense):
+    """HiSparse's: they have blocks of their own."""
+    config = config_of(dense)
+    kv = kv_of(full_of(config), full_of(config))
+    kv.kv_cache_groups[1].host_resident = True
+    refused(lambda: described(config, kv), "HiSparse")
+
+
 def test_uniform_groups(dense):
     """Layers of one kind with pages of their own; never of several kinds."""
     config = config_of(dense)

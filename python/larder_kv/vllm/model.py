@@ -65,6 +65,10 @@ def _groups(config: KVCacheConfig) -> tuple[GroupInfo, ...]:
                    if getattr(g, "enable_kv_transfer", True)]
     found = []
     for i in indexes:
+        if getattr(config.kv_cache_groups[i], "host_resident", False):
+            raise versions.Unsupported(
+                "larder: KV that HiSparse keeps in the host's memory, in "
+                "blocks of its own, is not supported")
         spec = config.kv_cache_groups[i].kv_cache_spec
         kind, rule, window = _kind(spec)
         found.append(GroupInfo(i, kind, rule, spec.block_size, window))
