@@ -1,4 +1,4 @@
-"""vLLM before 0.32 ends at a failed load of a model with several KV groups. A
+"""vLLM before 0.30 ends at a failed load of a model with several KV groups. A
 worker that cannot map what was fetched for one waits until it can."""
 import pytest
 

@@ -1,4 +1,4 @@
-"""Proof 5, a model with windows: as in test_faults_dense. vLLM before 0.32
+"""Proof 5, a model with windows: as in test_faults_dense. vLLM before 0.30
 cannot be told that a load of such a model failed, and the engine would die of
 it: there the connector claims only what it has already fetched."""
 import contextlib

@@ -3,7 +3,7 @@
 (Qwen3-Next). Every answer is the one that was computed before, bit by bit; no
 request hangs, the engine goes on, and prompts hit again.
 
-vLLM before 0.32 cannot be told of a failed load of several groups: what is
+vLLM before 0.30 cannot be told of a failed load of several groups: what is
 claimed there is at hand already, and the same faults fail nothing.
 
 The same tests are run with two ranks: see test_faults_ranks."""

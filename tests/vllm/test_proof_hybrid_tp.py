@@ -1,5 +1,5 @@
 """A hybrid (Gemma 3) with tensor parallel 2: the scheduler and its two workers
-are three processes. What vLLM before 0.32 may claim lies in memory of the
+are three processes. What vLLM before 0.30 may claim lies in memory of the
 scheduler's then, where the workers open it. The second engine reaches the node
 by TCP: from there it is brought to this host first."""
 import contextlib
