@@ -153,13 +153,10 @@ def fingerprint(model: ModelConfig, known: bool = False) -> str:
     """What was loaded: its configuration and its weights, not their path.
     known: weights that cannot be looked at here have a name, or are none."""
     settings = json.loads(model.hf_config.to_json_string(use_diff=False))
-    for name in ("_name_or_path", "transformers_version", "_commit_hash"):
-        settings.pop(name, None)
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    # Apart from the rest: streamed from object storage, for one.
+    digest = hashlib.sha256(json.dumps(_settings(settings),
+                                       sort_keys=True).encode())
     where = getattr(model, "model_weights", "") or model.model
-    weights = weights_digest(where if os.path.exists(where)
-                             else snapshot(where, model.revision))
+    weights = weights_digest(_folder(model))
     if not weights:
         commit = getattr(model.hf_config, "_commit_hash", None)
         if commit is None and not known:
