@@ -7,6 +7,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+import torch
 from larder_kv import _lib
 from larder_kv.engine import hold, kv, lookup, mover
 from larder_kv.engine.counts import Counts
@@ -14,6 +15,9 @@ from larder_kv.engine.mover import Rank
 from larder_kv.engine.moves import Move
 from larder_kv.vllm import meta, patches, scheduler, worker
 
+from surface_sleep import dense, engine
+
+__all__ = ["dense", "engine"]  # fixtures
 LONG = 30  # seconds, that nothing here takes
 
 
@@ -78,6 +82,22 @@ def test_expected(monkeypatch):
     assert one._expected() == 0
     one.finder.rate.load_speed = 10.0
     assert one._expected() == 105.0
+
+
+def test_a_load_runs_beside_its_step(engine):
+    """Since 0.29 vLLM calls start_load_kv() when the forward is over."""
+    one = engine()
+    saved = one.pages(1)
+    one.save(1)
+    one.connector.bind_connector_metadata(meta.Step(loads=[one.move(5)]))
+    end, done = time.monotonic() + LONG, (set(), set(), set())
+    while not done[0] and time.monotonic() < end:
+        time.sleep(0.001)
+        done = one.mover.finished()
+    assert done == ({"r"}, set(), set()) and torch.equal(one.pages(5), saved)
+    one.connector.start_load_kv(None)
+    one.connector.wait_for_save()
+    assert one.mover._jobs.empty() and not one.mover._loading
 
 
 # ---- loads that begin before their step ----

@@ -141,9 +141,12 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
             self._worker.begin(connector_metadata)
+            # Behind the zeroing and the copies of blocks, and beside the
+            # forward: since 0.29 what comes next is called after that.
+            self._worker.start_loads(connector_metadata)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._worker.start_loads(self._get_connector_metadata())
+        return
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         return  # a load ends before its request is scheduled
