@@ -1072,9 +1072,10 @@ typedef struct larder_move {
     uint32_t present;     /* save: were there already */
     uint32_t skipped;     /* save: some of their blocks are not there, or what
                              is in dram is worth more (DECLINED) */
-    uint32_t failed;      /* were not moved, for the first status and cause */
+    uint32_t failed;      /* were not moved, for the first status and cause;
+                             none, and item is DECLINED: some were declined */
     uint64_t bytes;       /* of those that were moved */
-    larder_status_t item; /* LARDER_OK: none failed */
+    larder_status_t item; /* LARDER_OK: none failed, and none was declined */
     larder_cause_t cause;
 
     /* load: of the lease under which the prefix is staged; zeros: it is looked

@@ -178,6 +178,7 @@ void ldr_move_note(larder_move_t *m, larder_status_t st, larder_cause_t cause,
         m->present++;
     } else if (st == LARDER_DECLINED) {
         m->skipped++;
+        m->item = m->failed > 0 ? m->item : st;
     } else if (m->failed++ == 0) {
         m->item = st;
         m->cause = cause;

@@ -1,5 +1,6 @@
-/* Admin HTTP by libmicrohttpd; admin.h says who may see what. All requests are
- * answered in its one thread, so the pages need no lock of their own. */
+/* Admin HTTP by libmicrohttpd; admin.h says who may see what. All pages are
+ * made in its one thread, so they need no lock of their own. Questions are
+ * answered in another one (asking.h), while their connections are suspended. */
 #include "server/admin.h"
 
 #if LDR_HAVE_MICROHTTPD
@@ -19,6 +20,7 @@
 #include "base/hash.h"
 #include "base/mem.h"
 #include "net/socket.h"
+#include "server/asking.h"
 #include "server/lobby.h"
 #include "server/query.h"
 
@@ -38,6 +40,8 @@ struct ldr_admin {
     struct MHD_Daemon *daemon;
     ldr_lobby_t *lobby; /* all connections: nobody says who it is here */
     size_t body_bytes;  /* rooms of all bodies; its thread's */
+    ldr_asking_t asking;
+    bool asks; /* it is open */
     uint16_t port;
     char host[LDR_HOST_MAX];
     char url[LDR_HOST_MAX + 32];
@@ -292,14 +296,6 @@ static void noticed(void *arg, struct MHD_Connection *c, void **state,
 
 /* ---- questions ---- */
 
-/* A POST whose body is being received. */
-typedef struct question {
-    uint32_t tenant;
-    char *body;
-    size_t bytes, capacity;
-    bool large; /* too large: the rest is read and dropped */
-} question_t;
-
 static bool is_json(struct MHD_Connection *c)
 {
     static const char json[] = "application/json";
@@ -332,16 +328,17 @@ static enum MHD_Result question_begin(ldr_admin_t *a, struct MHD_Connection *c,
         return status_say(c, MHD_HTTP_UNSUPPORTED_MEDIA_TYPE,
                           "send Content-Type: application/json");
     }
-    question_t *q = ldr_alloc(sizeof(*q));
+    ldr_question_t *q = ldr_alloc(sizeof(*q));
     if (q == NULL) {
         return MHD_NO;
     }
     q->tenant = tenant;
+    q->connection = c;
     *state = q;
     return MHD_YES;
 }
 
-static void question_add(ldr_admin_t *a, question_t *q, const char *data,
+static void question_add(ldr_admin_t *a, ldr_question_t *q, const char *data,
                          size_t bytes)
 {
     size_t before = q->capacity;
@@ -357,29 +354,43 @@ static void question_add(ldr_admin_t *a, question_t *q, const char *data,
     q->bytes += bytes;
 }
 
-static enum MHD_Result question_answer(ldr_admin_t *a, struct MHD_Connection *c,
-                                       const question_t *q)
+/* In the thread that answers. */
+static void question_answered(ldr_question_t *q)
 {
-    char *text = NULL;
-    size_t length = 0;
+    MHD_resume_connection(q->connection);
+}
 
+/* Without an answer it is asked, and the connection waits. Then this is called
+ * again. */
+static enum MHD_Result question_answer(ldr_admin_t *a, struct MHD_Connection *c,
+                                       ldr_question_t *q)
+{
     if (q->large) {
         return status_say(c, MHD_HTTP_CONTENT_TOO_LARGE,
                           "a question has 8 MiB at most, and all that are "
                           "asked at once 32");
     }
-    ldr_fail_clear();
-    larder_status_t st = a->source.query(a->source.arg, q->tenant,
-                                         q->body != NULL ? q->body : "",
-                                         q->bytes, &text, &length);
-    if (st == LARDER_OK) {
+    if (!q->answered) {
+        MHD_suspend_connection(c);
+        if (!ldr_asking_put(&a->asking, q)) {
+            q->answered = true;
+            q->status = LARDER_E_NO_MEMORY;
+            question_answered(q);
+        }
+        return MHD_YES;
+    }
+    if (q->status == LARDER_OK) {
+        char *text = q->text;
+
+        q->text = NULL;
         return send_response(c, MHD_HTTP_OK,
-                             response_of(text, length, "application/json"));
+                             response_of(text, q->length, "application/json"));
     }
     return status_say(c,
-                      st == LARDER_E_INVALID ? MHD_HTTP_BAD_REQUEST
-                                             : MHD_HTTP_SERVICE_UNAVAILABLE,
-                      ldr_fail_text());
+                      q->status == LARDER_E_INVALID
+                          ? MHD_HTTP_BAD_REQUEST
+                          : MHD_HTTP_SERVICE_UNAVAILABLE,
+                      q->why);
 }
 
 /* The request is over, answered or not. */
@@ -387,12 +398,13 @@ static void completed(void *arg, struct MHD_Connection *c, void **state,
                       enum MHD_RequestTerminationCode why)
 {
     ldr_admin_t *a = arg;
-    question_t *q = *state;
+    ldr_question_t *q = *state;
 
     (void)c, (void)why;
     if (q != NULL) {
         a->body_bytes -= q->capacity;
         ldr_free(q->body);
+        ldr_free(q->text);
         ldr_free(q);
     }
     *state = NULL;
@@ -404,7 +416,7 @@ static enum MHD_Result question_go_on(ldr_admin_t *a, struct MHD_Connection *c,
                                       bool here, const char *upload,
                                       size_t *upload_bytes, void **state)
 {
-    question_t *q = *state;
+    ldr_question_t *q = *state;
 
     if (q == NULL) {
         return question_begin(a, c, here, state);
@@ -544,14 +556,14 @@ static larder_status_t connection_start(ldr_admin_t *a, int fd)
     }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    a->daemon = MHD_start_daemon(MHD_USE_POLL_INTERNAL_THREAD, 0, NULL, NULL,
-                                 connection_answer, a, MHD_OPTION_LISTEN_SOCKET,
-                                 fd, MHD_OPTION_CONNECTION_LIMIT,
-                                 CONNECTIONS_MAX, MHD_OPTION_NOTIFY_CONNECTION,
-                                 noticed, a, MHD_OPTION_NOTIFY_COMPLETED,
-                                 completed, a, MHD_OPTION_CONNECTION_TIMEOUT,
-                                 TIMEOUT_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                                 (size_t)REQUEST_BYTES, MHD_OPTION_END);
+    a->daemon = MHD_start_daemon(
+        MHD_USE_POLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL,
+        connection_answer, a, MHD_OPTION_LISTEN_SOCKET, fd,
+        MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS_MAX,
+        MHD_OPTION_NOTIFY_CONNECTION, noticed, a, MHD_OPTION_NOTIFY_COMPLETED,
+        completed, a, MHD_OPTION_CONNECTION_TIMEOUT, TIMEOUT_S,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)REQUEST_BYTES,
+        MHD_OPTION_END);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (a->daemon == NULL) {
         close(fd);
@@ -596,8 +608,17 @@ larder_status_t ldr_admin_open_at(const char *address, int fd,
     }
     a->source = *source;
     a->log = *log;
+    a->asking.query = source->query;
+    a->asking.arg = source->arg;
+    a->asking.answered = question_answered;
+    a->asks = ldr_asking_open(&a->asking);
     snprintf(a->host, sizeof(a->host), "%s", parsed.host);
-    larder_status_t st = connection_start(a, fd);
+    larder_status_t st = LARDER_E_NO_MEMORY;
+    if (a->asks) {
+        st = connection_start(a, fd);
+    } else {
+        close(fd);
+    }
     if (st != LARDER_OK) {
         ldr_admin_close(a);
         return st;
@@ -617,8 +638,14 @@ void ldr_admin_close(ldr_admin_t *a)
     if (a == NULL) {
         return;
     }
+    if (a->asks) { /* first: no connection may be suspended when it ends */
+        ldr_asking_stop(&a->asking);
+    }
     if (a->daemon != NULL) {
         MHD_stop_daemon(a->daemon);
+    }
+    if (a->asks) {
+        ldr_asking_close(&a->asking);
     }
     ldr_lobby_destroy(a->lobby);
     ldr_free(a);

@@ -1,7 +1,8 @@
 /*
  * Admin HTTP: the dashboard, /metrics, /healthz, /readyz, /config and
  * /status.json by GET, /query by POST. Nothing can be changed here. One thread,
- * and few connections: where there are more, the oldest give way (lobby.h).
+ * another for questions, and few connections: where there are more, the oldest
+ * give way (lobby.h).
  *
  * Who may see what: a peer on this host (loopback) sees all, provided its Host
  * header names this host, or else a web page could have a browser read it for
@@ -22,8 +23,8 @@
 
 typedef struct ldr_admin ldr_admin_t;
 
-/* Where the pages' contents come from. Called in the admin's thread. Functions
- * that write text give the length all of it needs. */
+/* Where the pages' contents come from. Called in the admin's thread, query() in
+ * another one. Functions that write text give the length all of it needs. */
 typedef struct ldr_admin_source {
     size_t (*metrics)(void *arg, char *text, size_t size);
     /* False: not ready, with the reason. */

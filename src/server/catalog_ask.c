@@ -7,31 +7,53 @@
 #include "base/mem.h"
 #include "server/catalog_int.h"
 
+#define SLICE 256u /* blocks that are looked for under one lock */
+
 /* One question to one source. */
 typedef struct walk {
     ldr_catalog_t *c;
     const ldr_catalog_ask_t *ask;
     ldr_catalog_answer_t *out;
     size_t blocks; /* of the prompt, in blocks of the source */
-    uint8_t digest[LDR_DIGEST_BYTES];
+    uint8_t digests[SLICE][LDR_DIGEST_BYTES];
     uint64_t looks;     /* that are left */
     larder_key_t *keys; /* of chunks from the first on */
     size_t key_capacity, key_count;
 } walk_t;
 
-/* The next block of the prompt, if the catalogue has it; in order. */
+/* A block of the prompt, if the catalogue has it. */
 static block_t *block_at(walk_t *w, size_t i)
 {
     const ldr_source_t *s = &w->out->source;
 
+    return w->ask->hashes != NULL
+               ? ldr_catalog_block(w->c, s,
+                                   w->ask->hashes + i * LDR_BLOCK_HASH_MAX)
+               : ldr_catalog_digest(w->c, s, w->digests[i % SLICE]);
+}
+
+/* Makes ready for a slice of blocks that begins here: hashing takes longer than
+ * looking them up. Gives their number. */
+static size_t slice_make(walk_t *w, size_t first)
+{
+    uint32_t tokens = w->out->source.block_tokens;
+    size_t count = ldr_min64(SLICE, w->blocks - first);
+    uint8_t digest[LDR_DIGEST_BYTES] = {0};
+
     if (w->ask->hashes != NULL) {
-        return ldr_catalog_block(w->c, s,
-                                 w->ask->hashes + i * LDR_BLOCK_HASH_MAX);
+        return count;
     }
-    return ldr_token_digest(w->digest, w->ask->tokens + i * s->block_tokens,
-                            (size_t)s->block_tokens * 4)
-               ? ldr_catalog_digest(w->c, s, w->digest)
-               : NULL;
+    if (first > 0) {
+        memcpy(digest, w->digests[SLICE - 1], sizeof(digest));
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!ldr_token_digest(digest, w->ask->tokens + (first + i) * tokens,
+                              (size_t)tokens * 4)) {
+            return i;
+        }
+        memcpy(w->digests[i], digest, sizeof(digest));
+    }
+    return count;
 }
 
 /* Bits: the media of this node in which one of the block's chunks is. */
@@ -78,31 +100,41 @@ static bool note_key(walk_t *w, const block_t *b)
     return false;
 }
 
-/* With the catalogue's lock. */
+/* Takes the catalogue's lock, for few blocks at a time: what is forgotten in
+ * between is not found. */
 static void walk_blocks(walk_t *w)
 {
     uint32_t per = ldr_source_blocks(&w->out->source);
     bool in[LDR_MEDIA_HERE], any = true, chunks = true;
+    size_t i = 0, end = 0;
 
     for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
         in[m] = true;
     }
-    for (size_t i = 0; i < w->blocks && (any || chunks); i++) {
-        const block_t *b = block_at(w, i);
+    while (i == end && i < w->blocks && (any || chunks)) {
+        end = i + slice_make(w, i);
+        if (end == i) {
+            return;
+        }
+        ldr_mutex_lock(&w->c->lock);
+        for (; i < end && (any || chunks); i++) {
+            const block_t *b = block_at(w, i);
 
-        if (b == NULL) {
-            break;
+            if (b == NULL) {
+                break;
+            }
+            uint8_t media = any ? media_of_block(w, b) : 0;
+            for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
+                in[m] = in[m] && (media >> m & 1u) != 0;
+                w->out->blocks[m] += in[m];
+            }
+            any = any && media != 0;
+            w->out->any += any;
+            if (chunks && i % per == per - 1) {
+                chunks = note_key(w, b);
+            }
         }
-        uint8_t media = any ? media_of_block(w, b) : 0;
-        for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
-            in[m] = in[m] && (media >> m & 1u) != 0;
-            w->out->blocks[m] += in[m];
-        }
-        any = any && media != 0;
-        w->out->any += any;
-        if (chunks && i % per == per - 1) {
-            chunks = note_key(w, b);
-        }
+        ldr_mutex_unlock(&w->c->lock);
     }
 }
 
@@ -216,10 +248,10 @@ uint32_t ldr_catalog_ask(ldr_catalog_t *c, const ldr_catalog_ask_t *ask,
             w.blocks = ask->hashes != NULL ? ask->hash_count
                                            : ask->token_count / s->block_tokens;
             c->asks++;
-            walk_blocks(&w);
         }
         ldr_mutex_unlock(&c->lock);
         if (fits) {
+            walk_blocks(&w);
             looks = w.looks;
             walk_chunks(&w, deadline_ns);
             count++;

@@ -2,8 +2,7 @@
  * KV events by ZeroMQ: see events.h.
  *
  * Threads: all of ldr_events_t belongs to the events' thread, from start to
- * join. Another thread may only set `stop`. Messages are counted by references,
- * because ZeroMQ's own threads drop theirs.
+ * join. Another thread may only set `stop`.
  *
  * Invariants
  *  1. A topic's messages are numbered without gaps, and `next` is above all of
@@ -11,6 +10,7 @@
  *     clock).
  *  2. kept_bytes of all is the sum of the topics', and each topic's the sum of
  *     its kept messages, oldest first.
+ *  3. What a replay goes on with is one of its topic's kept messages, or NULL.
  */
 #include "server/events.h"
 
@@ -28,6 +28,7 @@
 #include "base/mem.h"
 #include "base/thread.h"
 #include "server/events_auth.h"
+#include "server/events_message.h"
 #include "server/events_pack.h"
 
 #define TOPICS_MAX LDR_SOURCES_MAX
@@ -39,19 +40,13 @@
 #define QUEUE_MAX 1000  /* messages that wait for one subscriber */
 #define REQUESTS_MAX 16 /* for replays, between two looks at the catalogue */
 #define SUBSCRIPTIONS_MAX 1024 /* ... and that came or went */
-#define AGAIN_NS                                                               \
-    UINT64_C(1000000000) /* between two complete republications                \
-                          */
+#define SECOND_NS UINT64_C(1000000000)
+#define AGAIN_NS SECOND_NS /* between two complete republications */
+#define REPLAYS_MAX 64u    /* under way; other requests wait */
+#define ASKER_BYTES 256u
+#define UNREAD_NS (5 * SECOND_NS) /* and a replay's reader is given up */
 
-/* A message, shared by the sockets' queues and what is kept for replays. */
-typedef struct message {
-    uint32_t refs; /* atomic */
-    struct message *next;
-    uint64_t number;
-    uint32_t count; /* of events */
-    size_t bytes;
-    uint8_t data[];
-} message_t;
+typedef ldr_event_message_t message_t;
 
 typedef struct topic {
     char name[TOPIC_BYTES];
@@ -62,8 +57,23 @@ typedef struct topic {
     uint32_t count; /* events in it */
     message_t *oldest, *newest;
     uint64_t kept_bytes;
-    uint64_t again_ns; /* when all of it was last published again */
+    bool again;        /* all of it is to be published again */
+    uint64_t again_ns; /* when that was last done */
 } topic_t;
+
+/* What somebody asked for who has not got all of it yet. Who asks is named
+ * first, then what vLLM answers: an empty part, the topic, the number and the
+ * payload. */
+typedef struct replay {
+    uint8_t id[ASKER_BYTES];
+    size_t id_bytes;
+    char name[TOPIC_BYTES]; /* of the topic */
+    size_t name_bytes;
+    topic_t *topic;    /* NULL: there is none */
+    message_t *at;     /* goes next; NULL: the end, */
+    bool cleared;      /* but first that nothing is stored */
+    uint64_t taken_ns; /* when one was last taken */
+} replay_t;
 
 struct ldr_events {
     ldr_events_params_t p;
@@ -72,41 +82,16 @@ struct ldr_events {
     topic_t *topics[TOPICS_MAX];
     unsigned topic_count;
     uint64_t kept_bytes;
-    uint64_t look_ns; /* the next look at all descriptions */
-    uint64_t begun;   /* the last number_begin() */
+    uint64_t look_ns;              /* the next look at all descriptions */
+    uint64_t begun;                /* the last number_begin() */
+    replay_t replays[REPLAYS_MAX]; /* in the order of the requests */
+    unsigned replay_count;
     pthread_t thread;
     bool started;
     bool stop; /* atomic */
 };
 
 /* ---- messages ---- */
-
-static void message_drop(void *data, void *arg)
-{
-    message_t *m = arg;
-
-    (void)data;
-    if (__atomic_sub_fetch(&m->refs, 1, __ATOMIC_ACQ_REL) == 0) {
-        ldr_free(m);
-    }
-}
-
-/* A part of a multipart message, by reference. False: it was not taken. */
-static bool send_message(void *socket, message_t *m, int flags)
-{
-    zmq_msg_t part;
-
-    __atomic_add_fetch(&m->refs, 1, __ATOMIC_RELAXED);
-    if (zmq_msg_init_data(&part, m->data, m->bytes, message_drop, m) != 0) {
-        message_drop(NULL, m);
-        return false;
-    }
-    if (zmq_msg_send(&part, socket, flags | ZMQ_DONTWAIT) < 0) {
-        zmq_msg_close(&part);
-        return false;
-    }
-    return true;
-}
 
 static void put_number(uint8_t at[8], uint64_t number)
 {
@@ -133,7 +118,12 @@ static void kept_drop(ldr_events_t *e, topic_t *t)
     }
     t->kept_bytes -= m->bytes;
     e->kept_bytes -= m->bytes;
-    message_drop(NULL, m);
+    for (unsigned i = 0; i < e->replay_count; i++) {
+        if (e->replays[i].at == m) {
+            e->replays[i].at = m->next;
+        }
+    }
+    ldr_event_message_drop(m);
 }
 
 /* The topic with most gives up its oldest, until all of them fit. */
@@ -154,14 +144,13 @@ static void kept_bound(ldr_events_t *e)
 /* Sends it to all who have subscribed, and keeps it for replays. */
 static void publish(ldr_events_t *e, topic_t *t, message_t *m)
 {
-    const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
     uint8_t text[8];
 
     put_number(text, m->number);
-    if (zmq_send(e->pub, t->name, strlen(t->name), more) >= 0 &&
-        zmq_send(e->pub, text, sizeof(text), more) >= 0) {
-        send_message(e->pub, m, 0);
-    }
+    ldr_event_message_send(
+        e->pub,
+        (ldr_piece_t[]){{t->name, strlen(t->name)}, {text, sizeof(text)}}, 2,
+        m);
     *(t->newest != NULL ? &t->newest->next : &t->oldest) = m;
     t->newest = m;
     t->kept_bytes += m->bytes;
@@ -183,13 +172,11 @@ static void flush(ldr_events_t *e, topic_t *t)
     ldr_pack_uint(&t->pack, 0); /* data_parallel_rank, behind the events */
     size_t bytes = head.bytes + t->pack.bytes;
     message_t *m =
-        head.failed || t->pack.failed ? NULL : ldr_alloc(sizeof(*m) + bytes);
+        head.failed || t->pack.failed ? NULL : ldr_event_message_new(bytes);
     uint64_t number = t->next++;
     if (m != NULL) {
-        m->refs = 1;
         m->number = number;
         m->count = t->count;
-        m->bytes = bytes;
         memcpy(m->data, head.at, head.bytes);
         memcpy(m->data + head.bytes, t->pack.at, t->pack.bytes);
         publish(e, t, m);
@@ -300,14 +287,17 @@ static topic_t *topic_named(const ldr_events_t *e, const char *name,
     return NULL;
 }
 
-/* Everything is published again, after a message that clears it. */
+/* Everything that was asked for is published again, after a message that clears
+ * it. What has just been published again waits: who asks now may have come
+ * after that began. */
 static void publish_again(ldr_events_t *e, topic_t *t)
 {
     uint64_t now_ns = ldr_now_ns(e->p.clock);
 
-    if (t->again_ns != 0 && now_ns - t->again_ns < AGAIN_NS) {
-        return; /* that has just been done */
+    if (!t->again || (t->again_ns != 0 && now_ns - t->again_ns < AGAIN_NS)) {
+        return;
     }
+    t->again = false;
     t->again_ns = now_ns;
     flush(e, t);
     ldr_catalog_republish(e->p.catalog, &t->of);
@@ -329,69 +319,108 @@ static int receive(void *socket, void *at, size_t size, bool *more_p)
     return bytes;
 }
 
-/* Who asks is named first, then what vLLM answers: an empty part, the topic,
- * the number and the payload. */
-typedef struct asker {
-    const void *id;
-    size_t id_bytes;
-    const char *topic;
-    size_t topic_bytes;
-} asker_t;
-
-/* m NULL: the end, which has no topic. */
-static void reply(ldr_events_t *e, const asker_t *who, uint64_t number,
-                  message_t *m)
+/* m NULL: the end, which has no topic. As ldr_event_message_send(). */
+static int reply(ldr_events_t *e, const replay_t *r, uint64_t number,
+                 message_t *m)
 {
-    const int more = ZMQ_SNDMORE | ZMQ_DONTWAIT;
     uint8_t text[8];
 
     put_number(text, number);
-    if (zmq_send(e->router, who->id, who->id_bytes, more) < 0 ||
-        zmq_send(e->router, "", 0, more) < 0 ||
-        zmq_send(e->router, who->topic, m != NULL ? who->topic_bytes : 0,
-                 more) < 0 ||
-        zmq_send(e->router, text, sizeof(text), more) < 0) {
-        return;
-    }
-    if (m == NULL || !send_message(e->router, m, 0)) {
-        zmq_send(e->router, "", 0, ZMQ_DONTWAIT);
-    }
+    const ldr_piece_t heads[] = {{r->id, r->id_bytes},
+                                 {"", 0},
+                                 {r->name, m != NULL ? r->name_bytes : 0},
+                                 {text, sizeof(text)}};
+    return ldr_event_message_send(e->router, heads, 4, m);
 }
 
 /* The answer about a topic that has not begun: nothing is stored there, also if
  * the node before this one has published something. */
-static void reply_cleared(ldr_events_t *e, const asker_t *who)
+static int reply_cleared(ldr_events_t *e, const replay_t *r)
 {
     ldr_pack_t p = {0};
+    int error = ENOMEM;
 
     ldr_pack_array(&p, 3);
     ldr_pack_double(&p, (double)ldr_wall_ms(e->p.clock) / 1000);
     ldr_pack_array(&p, 1);
     ldr_event_pack_cleared(&p, e->p.owned);
     ldr_pack_uint(&p, 0);
-    message_t *m = p.failed ? NULL : ldr_alloc(sizeof(*m) + p.bytes);
+    message_t *m = p.failed ? NULL : ldr_event_message_new(p.bytes);
     if (m != NULL) {
-        m->refs = 1;
-        m->bytes = p.bytes;
         memcpy(m->data, p.at, p.bytes);
-        reply(e, who, number_begin(e), m);
-        message_drop(NULL, m);
+        error = reply(e, r, number_begin(e), m);
+        ldr_event_message_drop(m);
     }
     ldr_free(p.at);
+    return error;
+}
+
+/* Sends as much as the asker's queue takes: 0 if that was all of it. */
+static int replay_go_on(ldr_events_t *e, replay_t *r)
+{
+    int error = r->cleared ? reply_cleared(e, r) : 0;
+
+    r->cleared = error != 0;
+    for (int i = 0; error == 0 && r->at != NULL; i++) {
+        if (i == QUEUE_MAX) {
+            return EAGAIN; /* events go out between */
+        }
+        error = reply(e, r, r->at->number, r->at);
+        if (error == 0) {
+            ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_REPLAYED,
+                              r->at->count);
+            r->at = r->at->next;
+            r->taken_ns = ldr_now_ns(e->p.clock);
+        }
+    }
+    return error != 0 ? error : reply(e, r, UINT64_MAX, NULL);
+}
+
+static bool same_asker(const replay_t *a, const replay_t *b)
+{
+    return a->id_bytes == b->id_bytes && memcmp(a->id, b->id, a->id_bytes) == 0;
+}
+
+/* Goes on with all of them, of each asker with the first. Those of an asker
+ * that does not read, or is gone, are over. */
+static void replays_go_on(ldr_events_t *e)
+{
+    unsigned kept = 0;
+
+    for (unsigned i = 0; i < e->replay_count; i++) {
+        replay_t *r = &e->replays[i];
+        unsigned before = 0;
+
+        while (before < kept && !same_asker(&e->replays[before], r)) {
+            before++;
+        }
+        int error = EAGAIN;
+        if (before == kept) {
+            error = replay_go_on(e, r);
+        } else {
+            r->taken_ns = ldr_max64(r->taken_ns, e->replays[before].taken_ns);
+        }
+        bool over = error == 0 || error == EHOSTUNREACH ||
+                    ldr_now_ns(e->p.clock) - r->taken_ns >= UNREAD_NS;
+        if (!over && kept++ != i) {
+            e->replays[kept - 1] = *r;
+        }
+    }
+    e->replay_count = kept;
 }
 
 /* [who, "", number, topic?]: all messages of the topic from that number on that
- * are kept, then one with the number -1. The number -1 asks for everything. */
-static bool serve_replay(ldr_events_t *e)
+ * are kept, then one with the number -1. The number -1 asks for everything.
+ * False: there is no request. */
+static bool take_request(ldr_events_t *e, replay_t *r)
 {
-    uint8_t who[256], empty[1], number[8];
-    char name[TOPIC_BYTES];
+    uint8_t empty[1], number[8];
     bool more = false;
     uint64_t from = 0;
-    int who_bytes = receive(e->router, who, sizeof(who), &more);
+    int id_bytes = receive(e->router, r->id, sizeof(r->id), &more);
     int name_bytes = 0, number_bytes = 0;
 
-    if (who_bytes < 0) {
+    if (id_bytes < 0) {
         return false;
     }
     int empty_bytes = more ? receive(e->router, empty, 1, &more) : -1;
@@ -399,10 +428,10 @@ static bool serve_replay(ldr_events_t *e)
         number_bytes = receive(e->router, number, sizeof(number), &more);
     }
     if (number_bytes == 8 && more) {
-        name_bytes = receive(e->router, name, sizeof(name), &more);
+        name_bytes = receive(e->router, r->name, sizeof(r->name), &more);
     }
-    bool good = who_bytes <= (int)sizeof(who) && number_bytes == 8 &&
-                name_bytes >= 0 && name_bytes <= (int)sizeof(name) && !more;
+    bool good = id_bytes <= (int)sizeof(r->id) && number_bytes == 8 &&
+                name_bytes >= 0 && name_bytes <= (int)sizeof(r->name) && !more;
     while (more && receive(e->router, empty, sizeof(empty), &more) >= 0) {
     }
     if (!good) {
@@ -411,28 +440,33 @@ static bool serve_replay(ldr_events_t *e)
     for (unsigned i = 0; i < 8; i++) {
         from = from << 8 | number[i];
     }
-    topic_t *t = topic_named(e, name, (size_t)name_bytes);
-    const asker_t asker = {
-        .id = who,
-        .id_bytes = (size_t)who_bytes,
-        .topic = t != NULL ? t->name : name,
-        .topic_bytes = t != NULL ? strlen(t->name) : (size_t)name_bytes,
-    };
-    if (t == NULL && from != UINT64_MAX &&
-        (name_bytes > 0 || e->topic_count == 0)) {
-        reply_cleared(e, &asker);
-    }
-    if (t != NULL && from == UINT64_MAX) {
-        publish_again(e, t);
-    }
-    for (message_t *m = t != NULL ? t->oldest : NULL; m != NULL; m = m->next) {
-        if (m->number >= from) {
-            reply(e, &asker, m->number, m);
-            ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_REPLAYED, m->count);
+    r->id_bytes = (size_t)id_bytes;
+    r->name_bytes = (size_t)name_bytes;
+    r->topic = topic_named(e, r->name, r->name_bytes);
+    r->at = NULL;
+    r->cleared = r->topic == NULL && from != UINT64_MAX &&
+                 (name_bytes > 0 || e->topic_count == 0);
+    r->taken_ns = ldr_now_ns(e->p.clock);
+    if (r->topic != NULL) {
+        r->name_bytes = strlen(r->topic->name);
+        memcpy(r->name, r->topic->name, r->name_bytes);
+        r->topic->again |= from == UINT64_MAX;
+        r->at = r->topic->oldest;
+        while (r->at != NULL && r->at->number < from) {
+            r->at = r->at->next;
         }
     }
-    reply(e, &asker, UINT64_MAX, NULL);
+    e->replay_count++;
     return true;
+}
+
+static void serve_replays(ldr_events_t *e)
+{
+    for (int i = 0; i < REQUESTS_MAX && e->replay_count < REPLAYS_MAX &&
+                    take_request(e, &e->replays[e->replay_count]);
+         i++) {
+    }
+    replays_go_on(e);
 }
 
 /* ---- the thread ---- */
@@ -475,11 +509,17 @@ static void *events_main(void *arg)
         bool more = ldr_catalog_changes(e->p.catalog, LOOKS, on_change, e);
 
         flush_all(e);
+        if (e->router != NULL) { /* it waits where there is no place for it */
+            items[1].events = e->replay_count < REPLAYS_MAX ? ZMQ_POLLIN : 0;
+        }
         zmq_poll(items, count, more || away ? 0 : LDR_EVENTS_MS);
         ldr_events_auth_serve(e->auth);
         count_subscriptions(e);
-        for (int i = 0;
-             e->router != NULL && i < REQUESTS_MAX && serve_replay(e); i++) {
+        if (e->router != NULL) {
+            serve_replays(e);
+        }
+        for (unsigned i = 0; i < e->topic_count; i++) {
+            publish_again(e, e->topics[i]);
         }
         uint64_t now_ns = ldr_now_ns(e->p.clock);
         if (now_ns >= e->look_ns) {
@@ -512,6 +552,8 @@ static void *socket_open(ldr_events_t *e, int kind, const char *url)
     zmq_setsockopt(s, ZMQ_IPV6, &one, sizeof(one));
     if (kind == ZMQ_XPUB) { /* every subscription is told, not the first only */
         zmq_setsockopt(s, ZMQ_XPUB_VERBOSER, &one, sizeof(one));
+    } else { /* and what a reader's queue has no room for is not dropped */
+        zmq_setsockopt(s, ZMQ_ROUTER_MANDATORY, &one, sizeof(one));
     }
     if (!ldr_events_auth_on(e->auth, s) || zmq_bind(s, url) != 0) {
         zmq_close(s);

@@ -1,6 +1,7 @@
 /*
  * POST /query: parses a question, asks the catalogue, writes the answer. All of
- * it lives for one call in the admin thread; the catalogue has its own lock.
+ * it lives for one call in the thread for questions; the catalogue has its own
+ * lock.
  */
 #include "server/query.h"
 

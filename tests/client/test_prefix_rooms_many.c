@@ -136,6 +136,7 @@ static void test_too_long(void **state)
     assert_status(larder_prefix_fill(&rooms, &e.move), LARDER_OK);
     assert_int_equal(e.move.shards + e.move.skipped, PAGES);
     assert_true(e.move.shards > 4 && e.move.skipped > 4);
+    assert_status(e.move.item, LARDER_DECLINED);
     e.move.end = e.move.shards;
     memset(e.memory, 0, e.pages * e.bytes);
     assert_status(larder_prefix_load(e.space, e.layout, &e.move), LARDER_OK);

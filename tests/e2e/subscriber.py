@@ -63,7 +63,7 @@ class Socket:
                                  len(self._buffer), 0)
             if got < 0:
                 return None
-            parts.append(self._buffer.raw[:got])
+            parts.append(ctypes.string_at(self._buffer, got))
             zmq().zmq_getsockopt(self._socket, RCVMORE, ctypes.byref(more),
                                  ctypes.byref(size))
         return parts

@@ -9,8 +9,8 @@ import pytest
 import capi
 from daemon import LONG, free_port, refused, until
 from router import CHUNK, PER, Engine, ask, number, prompt
-from subscriber import (DEALER, SNDTIMEO, SUB, SUBSCRIBE, Router, Socket, curve,
-                        keypair, unpack)
+from subscriber import (DEALER, END, RCVHWM, SNDTIMEO, SUB, SUBSCRIBE, Router,
+                        Socket, curve, keypair, unpack)
 
 TOPIC = "kv@pod-a@m"
 
@@ -128,6 +128,64 @@ def test_requests_for_replays(node):
     wild.close()
     asks.close()
     node.alive()
+
+
+def test_replays_for_who_reads_late(serve):
+    """More than all queues on the way hold: nothing of it is dropped, and each
+    replay has its end."""
+    node = serve(admin="127.0.0.1:0", query="on", dram="64M", **urls())
+    replays = 400
+    with Engine(node.url()) as engine:
+        for i in range(16):
+            tokens = prompt(f"late {i}", 32)
+            engine.describe(tokens)
+            engine.save(tokens, range(32))
+        asks = Router(node.given["events"], node.given["events_replay"])
+        until(lambda: sum(len(unpack(payload)[1]) for _, payload in
+                          asks.ask(TOPIC, 0)) > 16 * 32)
+        kept = asks.ask(TOPIC, 0)
+        asks.close()
+    late = Socket(DEALER, node.given["events_replay"], set=((RCVHWM, 10),))
+    for _ in range(replays):
+        late.send(b"", bytes(8), TOPIC.encode())
+    until_full(node)
+    for _ in range(replays):
+        found = []
+        while (parts := late.receive(20000))[3]:
+            found.append((int.from_bytes(parts[2], "big"), parts[3]))
+        assert found == kept
+        assert int.from_bytes(parts[2], "big") == END
+    late.close()
+
+
+def until_full(node):
+    """Until no more is sent to who does not read."""
+    sent = []
+
+    def same():
+        sent.append(node.value("larder_events_total", outcome="replayed"))
+        time.sleep(0.3)
+        return sent[-1] > 0 and sent[-2:] == [sent[-1]] * 2
+
+    until(same)
+
+
+def test_everything_again(node, router):
+    """Who asks for it when it has just been published again gets it too."""
+    tokens = prompt("again", 2)
+    with Engine(node.url()) as engine:
+        engine.describe(tokens)
+        engine.save(tokens, [0, 1])
+        hashes = [number(h) for h in engine.hashes(tokens)]
+    whole = 2 * PER
+    settle(router, lambda i: i.longest(hashes)[0] == whole)
+    assert router.ask(TOPIC, END) == []
+    settle(router, lambda i: i.cleared > 1 and i.longest(hashes)[0] == whole)
+    late = Router(node.given["events"], node.given["events_replay"])
+    until(lambda: node.value("larder_event_subscriptions") == 2)
+    assert late.ask(TOPIC, END) == []
+    settle(late, lambda i: i.longest(hashes)[0] == whole)
+    late.close()
 
 
 def test_counted(node, router):

@@ -53,6 +53,23 @@ def test_tokens_and_hashes(node):
         assert ask(node, model="another", token_ids=tokens) == []
 
 
+def test_long_prompts(node):
+    """Of more blocks than are looked for at once, up to what is missing."""
+    chunks = 160
+    with Engine(node.url()) as engine:
+        tokens = prompt("long", chunks)
+        engine.describe(tokens)
+        engine.save(tokens, range(chunks))
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        for there in (chunks, 129, 128, 127, 64, 63):
+            if there < chunks:
+                engine.drop(tokens, there)
+            for question in ({"token_ids": tokens}, {"block_hashes": hashes}):
+                [match] = ask(node, **question)
+                assert blocks(match)[2] == there * PER
+                assert match["loadable_tokens"] == there * CHUNK
+
+
 def test_hashes_as_bytes(node):
     with Engine(node.url(), hash_bytes=32) as engine:
         tokens = prompt("bytes", 2)

@@ -93,9 +93,16 @@ def install(server_args):
     context.get_server_args = lambda: server_args
     torch = types.ModuleType("torch")
     torch.arange = lambda *bounds: Indices(range(*bounds))
+    runner = "sglang.srt.model_executor"
+    updater = types.ModuleType(f"{runner}.model_runner_components."
+                               "weight_updater")
+    updater.WeightUpdater = type("WeightUpdater", (), {
+        name: (lambda self, name=name: (True, name))
+        for name in RECORDED["updates"]})
     found = {"torch": torch, storage.__name__: storage,
-             context.__name__: context}
-    for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache"):
+             context.__name__: context, updater.__name__: updater}
+    for name in ("sglang", "sglang.srt", "sglang.srt.mem_cache", runner,
+                 f"{runner}.model_runner_components"):
         found[name] = types.ModuleType(name)
         found[name].__path__ = []
     sys.modules.update(found)

@@ -306,7 +306,7 @@ def test_hybrid_groups_on_one_memory(space):
     kept = [pages.block(b) for b in window[4:]]
     move = move_of(keys, [full, window], 3 * CHUNK)
     assert space.save(pages.layout, move) == _lib.OK
-    assert (move.shards, move.skipped) == (4, 2)
+    assert (move.shards, move.skipped, move.item) == (4, 2, _lib.OK)
     found = space.match(pages.layout, keys.data(0, 3), 3, 20000)
     assert found.chunks == 3, "the middle needs no window of its own"
     assert space.match(pages.layout, keys.data(0, 2), 2, 20000).chunks == 0

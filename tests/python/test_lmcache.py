@@ -207,10 +207,12 @@ def test_buffers_are_used_in_place(daemon):
         buf.append(0)
 
 
-def test_node_stopped(daemon):
-    """A submit does not wait for it, of a model that is new either; misses
-    come by the deadline; afterwards all is as before."""
-    with bridge(daemon.url(breaker_ms=1), load_ms=300, lookup_ms=300) as one:
+def test_submits_do_not_wait(daemon):
+    """For a node that does not answer, of a model that is new either: what
+    they hand over waits longer."""
+    ms = int(3 * SLACK_S * 1000)
+    with bridge(daemon.url(timeout_ms=ms), load_ms=ms, lookup_ms=ms,
+                save_ms=ms) as one:
         assert one.set([key(1)], [b"a" * 4096])
         daemon.freeze()
         numbers = [one.submit("get", [key(1)], views([bytes(4096)])),
@@ -219,6 +221,33 @@ def test_node_stopped(daemon):
                    one.submit("set", [key(2)], views([b"b" * 4096])),
                    one.submit("delete", [key(3)])]
         assert one.slowest < SLACK_S
+        daemon.signal(signal.SIGCONT)
+        assert [one.wait(number)[2] for number in numbers] == [
+            [True], [True], [False], [True], [False]]
+
+
+def test_what_cannot_be_handed_over(daemon):
+    """Each batch has an end, also where a space is opened for it first."""
+    with bridge(daemon.url()) as one:
+        assert one.set([key(1)], [b"a" * 64])
+        for model in ("m-qwen3", "new"):
+            for buf in (object(), memoryview(b"cannot be written")):
+                ok, error, there = one.wait(one.submit(
+                    "get", [key(1, model=model)], [buf]))
+                assert there == [False] and error
+        assert one.get([key(1)], [64]) == [b"a" * 64]
+
+
+def test_node_stopped(daemon):
+    """Misses come by the deadline; afterwards all is as before."""
+    with bridge(daemon.url(breaker_ms=1), load_ms=300, lookup_ms=300) as one:
+        assert one.set([key(1)], [b"a" * 4096])
+        daemon.freeze()
+        numbers = [one.submit("get", [key(1)], views([bytes(4096)])),
+                   one.submit("exists", [key(1)]),
+                   one.submit("exists", [key(1, model="new")]),
+                   one.submit("set", [key(2)], views([b"b" * 4096])),
+                   one.submit("delete", [key(3)])]
         results = [one.wait(number) for number in numbers]
         assert [r[2] for r in results] == [[False]] * 5
         assert [r[0] for r in results] == [True, True, True, False, True]
@@ -226,7 +255,6 @@ def test_node_stopped(daemon):
         daemon.signal(signal.SIGCONT)
         until(lambda: one.get([key(1)], [4096]) == [b"a" * 4096])
         until(lambda: one.set([key(9, model="new")], [b"n"]))
-        assert one.slowest < SLACK_S
 
 
 def test_node_killed(tmp_path):

@@ -358,6 +358,60 @@ def test_weights_that_cannot_be_looked_at(make, args):
     make(weights="v1")
 
 
+def updater():
+    [found] = [module for name, module in sys.modules.items()
+               if name.endswith(".weight_updater")]
+    return found.WeightUpdater()
+
+
+# Of those that SGLang has: neither changes what a model holds.
+HARMLESS = {"init_weights_update_group", "destroy_weights_update_group",
+            "receive_weights_from_distributed", "end_weight_update"}
+
+
+@pytest.mark.parametrize("name", sorted(set(RECORDED["updates"]) - HARMLESS))
+def test_weights_that_are_replaced_in_memory(make, name, caplog):
+    """What was saved before is not loaded after it, and what is computed after
+    it is not saved under the old name: until the weights have a new one."""
+    old, new = keys_of(2), keys_of(2, "new")
+    backend = make(filled(4))
+    save(backend, old, 0, 1)
+    assert getattr(updater(), name)() == (True, name)
+    assert "SGLang replaces its weights" in caplog.text
+    assert backend.batch_exists(old) == 0
+    assert backend.batch_exists_v2(old, []).kv_hit_pages == 0
+    assert backend.batch_get_v1(old, indices(0, 1)) == [False] * 2
+    assert backend.batch_set_v1(new, indices(2, 3)) == [False] * 2
+    for weights in ({}, {"weights": ""}):
+        with pytest.raises(_lib.LarderError, match='"weights": "NAME"'):
+            make(**weights)
+    backend.close()
+
+    after = make(filled(4, seed=2), weights="two")
+    assert after.batch_exists(old) == after.batch_exists(new) == 0
+    save(after, new, 2, 3)
+    assert make(weights="two").batch_exists(new) == 2
+    getattr(updater(), name)()
+    assert after.batch_exists(new) == 0
+    with pytest.raises(_lib.LarderError, match="not had yet"):
+        make(weights="two")
+
+
+def test_pages_may_be_dropped_after_an_update(make):
+    keys = keys_of(2)
+    backend = make(filled(2))
+    save(backend, keys, 0, 1)
+    updater().update_weights_from_disk()
+    assert backend.clear() is True
+
+
+def test_an_sglang_whose_updates_are_not_seen(make, caplog):
+    [name] = [one for one in sys.modules if one.endswith(".weight_updater")]
+    sys.modules[name] = None
+    make()
+    assert "updates of the weights in memory are not seen" in caplog.text
+
+
 def test_tenants_are_apart(make, tmp_path):
     node = Daemon(os.environ["LARDER_PROGRAM"], tmp_path / "tenants",
                   config="[tenant b]\nuids = any\n")

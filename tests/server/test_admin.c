@@ -41,6 +41,7 @@ typedef struct fix {
     ldr_admin_t *admin;
     uint32_t space, tenant;
     bool ready;
+    int gate[2];  /* a byte for each question that waits for one */
     char *answer; /* of the last request */
 } fix_t;
 
@@ -170,13 +171,21 @@ static larder_status_t query_tenant(void *arg, const char *authorization,
                : ldr_fail(LARDER_E_DENIED, "who are you?");
 }
 
-/* Says how long the question was; a question that begins with '!' is wrong. */
+/* Says how long the question was; a question that begins with '!' is wrong, and
+ * one with '?' waits at the gate. */
 static larder_status_t query(void *arg, uint32_t tenant, const char *body,
                              size_t bytes, char **text_p, size_t *length_p)
 {
-    (void)arg;
+    const fix_t *f = arg;
+    struct pollfd gate = {.fd = f->gate[0], .events = POLLIN};
+    char byte;
+
     if (bytes > 0 && body[0] == '!') {
         return ldr_fail(LARDER_E_INVALID, "that is wrong");
+    }
+    if (bytes > 0 && body[0] == '?' &&
+        (poll(&gate, 1, 20000) != 1 || read(f->gate[0], &byte, 1) != 1)) {
+        return ldr_fail(LARDER_E_DEADLINE, "nobody opened the gate");
     }
     *text_p = ldr_alloc(64);
     assert_non_null(*text_p);
@@ -221,6 +230,7 @@ static int setup(void **state)
     *state = f;
     f->ready = true;
     f->answer = calloc(1, ANSWER_MAX);
+    assert_int_equal(pipe(f->gate), 0);
     snprintf(f->dir, sizeof(f->dir), "/tmp/larder-admin-XXXXXX");
     assert_non_null(mkdtemp(f->dir));
     /* A shared tier that is not there has its figures too. */
@@ -277,6 +287,8 @@ static int teardown(void **state)
         closedir(dir);
     }
     rmdir(f->dir);
+    close(f->gate[0]);
+    close(f->gate[1]);
     free(f->answer);
     free(f);
     return 0;
@@ -455,6 +467,63 @@ static void test_questions(void **state)
     answer = post(f, good, json, body, most, most);
     assert_int_equal(status_of(answer), 200);
     free(body);
+}
+
+/* A question of which nobody knows how long it takes. */
+static int ask_slowly(const fix_t *f)
+{
+    static const char text[] = "POST /query HTTP/1.1\r\nHost: localhost\r\n"
+                               "Authorization: Bearer good\r\n"
+                               "Content-Type: application/json\r\n"
+                               "Content-Length: 1\r\n"
+                               "Connection: close\r\n\r\n?";
+    int fd = dial(f);
+
+    assert_int_equal(send(fd, text, strlen(text), MSG_NOSIGNAL), strlen(text));
+    return fd;
+}
+
+static int status_at(int fd)
+{
+    char text[1000];
+    size_t have = 0;
+    ssize_t n;
+
+    while ((n = recv(fd, text + have, sizeof(text) - have - 1, 0)) > 0) {
+        have += (size_t)n;
+    }
+    text[have] = '\0';
+    close(fd);
+    return status_of(text);
+}
+
+/* Pages do not wait for questions, and the end waits for one at most. */
+static void test_slow_questions(void **state)
+{
+    enum { COUNT = 3 };
+    fix_t *f = fix(state);
+    int asks[COUNT];
+
+    for (int i = 0; i < COUNT; i++) {
+        asks[i] = ask_slowly(f);
+    }
+    assert_non_null(strstr(page(f, "/metrics"), "larder_entries"));
+    assert_int_equal(write(f->gate[1], "xxx", COUNT), COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        assert_int_equal(status_at(asks[i]), 200);
+    }
+    close(ask_slowly(f)); /* it does not wait for its answer */
+    assert_int_equal(write(f->gate[1], "x", 1), 1);
+    for (int i = 0; i < COUNT; i++) {
+        asks[i] = ask_slowly(f);
+    }
+    page(f, "/healthz");
+    assert_int_equal(write(f->gate[1], "x", 1), 1);
+    ldr_admin_close(f->admin);
+    f->admin = NULL;
+    for (int i = 0; i < COUNT; i++) {
+        close(asks[i]);
+    }
 }
 
 static void test_refusals(void **state)
@@ -796,10 +865,10 @@ static void test_open(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ONE(test_pages),  ONE(test_questions), ONE(test_refusals),
-        ONE(test_ready),  ONE(test_metrics),   ONE(test_one_tenant),
-        ONE(test_status), ONE(test_slowest),   ONE(test_rude),
-        ONE(test_open),
+        ONE(test_pages),      ONE(test_questions), ONE(test_slow_questions),
+        ONE(test_refusals),   ONE(test_ready),     ONE(test_metrics),
+        ONE(test_one_tenant), ONE(test_status),    ONE(test_slowest),
+        ONE(test_rude),       ONE(test_open),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

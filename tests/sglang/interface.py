@@ -20,6 +20,7 @@ CALLED = ("get_page_buffer_meta", "get_data_page", "get_dummy_flat_data_page",
 DATA = ("HiCacheStorageConfig", "HiCacheStorageExtraInfo", "PoolTransfer",
         "PoolTransferResult")
 WORDS = ("PoolName", "PoolHitPolicy")
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 
 
 def arguments(function):
@@ -39,6 +40,7 @@ def read():
             f"sglang.srt.mem_cache.pool_host.{kind}"), owner), name))
             for name in CALLED}
         for kind, owner in POOLS.items()}
+    updates = vars(importlib.import_module(UPDATER).WeightUpdater)
     factory = inspect.getsource(importlib.import_module(FACTORY))
     return {
         "batch": storage.STORAGE_BATCH_SIZE,
@@ -51,6 +53,9 @@ def read():
         "words": {name: {one.name: one.value for one in getattr(storage, name)}
                   for name in WORDS},
         "pools": pools,
+        "updates": sorted(name for name, one in updates.items()
+                          if inspect.isfunction(one)
+                          and not name.startswith("_")),
         "made_as": "return backend_class(storage_config, kwargs)" in factory,
     }
 

@@ -166,8 +166,8 @@ def test_survey(config):
 
 
 def test_looked_for_again(config, monkeypatch):
-    """What nobody asks for is withdrawn too: first where it is no more, then
-    all of it; what is announced meanwhile stays."""
+    """What nobody asks for is withdrawn too, and announced where it is now;
+    what is announced meanwhile stays."""
     monkeypatch.setattr(events, "AGAIN_SECONDS", 0)
     one = Listener(config)
     ordered, there = [], {}
@@ -197,7 +197,7 @@ def test_looked_for_again(config, monkeypatch):
     assert again() == again() == [{DISK}] * 3
     there.update({key("a"): "ssd", key("b"): "peer"})
     del there[key("c")]
-    assert again() == [{DISK}, set(), set()]
+    assert again() == [{DISK}, {FAR}, set()]
     del there[key("a")]
     ordered.pop()()
     one.look(requests["a"], [key("a")], [SSD])  # found again before it is read

@@ -501,7 +501,7 @@ class Mover:
         if request.failed:
             self.counts.add("save_failures", request.failed)
             self.counts.add("saves_dropped:failed")
-        return not request.failed
+        return request.item == _lib.OK  # else some failed, or was declined
 
     # ---- results ----
 

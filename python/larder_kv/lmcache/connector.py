@@ -257,12 +257,16 @@ class Connector:
             self._send(space, batch, wanted)
 
     def _send(self, space: _lib.Space, batch: _Batch, wanted: Any) -> None:
-        """As tickets. A large batch is shared out to the library's threads."""
-        pieces = self._pieces(wanted)
+        """As tickets. A large batch is shared out to the library's threads.
+        Whatever goes wrong, the batch has an end: LMCache waits for it."""
+        try:
+            pieces = self._pieces(wanted)
+        except Exception as failed:
+            self._give_up(batch, failed)
+            return
         with self._lock:
             batch.left += len(pieces) - 1
         for piece in pieces:
-            error = ""
             pinned = Pinned(batch.op == _lib.OP_GET)
             try:
                 part = _make_part(space, batch, piece, pinned)
@@ -279,13 +283,15 @@ class Connector:
                     except _lib.LarderError:
                         del self._parts[user]
                         raise
-            except (_lib.LarderError, BufferError, TypeError,
-                    ValueError) as failed:
-                error = str(failed)
-            pinned.close()
-            with self._lock:
-                batch.error = error
-                self._leave(batch)
+            except Exception as failed:
+                pinned.close()
+                self._give_up(batch, failed)
+
+    def _give_up(self, batch: _Batch, why: Exception) -> None:
+        """One of its tickets, which was not handed over."""
+        with self._lock:
+            batch.error = str(why) or type(why).__name__
+            self._leave(batch)
 
     def _pieces(self, wanted: Any) -> list[Any]:
         size = sum(buf.nbytes for _, _, buf in wanted if buf is not None)

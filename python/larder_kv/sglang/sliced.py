@@ -188,9 +188,7 @@ def load_most(count: int, timeout_ms: int,
 def saved(space: _lib.Space, layout: _lib.Layout, move: _lib.Move) -> int:
     """The status of all of it."""
     status = space.save(layout, move)
-    if status == _lib.OK and (move.failed or move.skipped):
-        return move.item if move.failed else _lib.DECLINED
-    return status
+    return move.item if status == _lib.OK else status
 
 
 def name_of(inside: Inside, engine: dict[str, Any]) -> bytes:

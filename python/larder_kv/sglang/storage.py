@@ -3,7 +3,7 @@
 SGLang calls it from several threads, which it ends and starts again at every
 flush. A failed call is a miss, or a page that is not kept: nothing is raised
 once the backend is attached. close() waits for the calls under way, and later
-ones are misses.
+ones are misses; so are those after SGLang has replaced its weights in memory.
 """
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from larder_kv import _lib, _node
 from larder_kv._options import Options
 from larder_kv.engine import hold, mover
 from larder_kv.sglang import name as names
+from larder_kv.sglang import updates
 from larder_kv.sglang.items import Result, digests
 from larder_kv.sglang.pool import GOOD_PUT, Place, Pool
 from larder_kv.sglang.shared import Shared
@@ -64,16 +65,19 @@ def options_of(extra: dict[str, Any] | None) -> Options:
 class _Calls:
     """Calls under way, which close() waits for."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: int) -> None:
+        """weights: what updates.count() is as long as they are the same."""
         self._changed = threading.Condition()
         self._count = 0
         self._open = True
+        self._weights = weights
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[bool]:
-        """Whether it may be made."""
+    def one(self, pages: bool = True) -> Iterator[bool]:
+        """Whether it may be made. pages: it looks at, loads or saves some."""
         with self._changed:
-            may = self._open
+            may = self._open and not (
+                pages and updates.count() != self._weights)
             self._count += may
         try:
             yield may
@@ -105,7 +109,7 @@ class LarderStorage(HiCacheStorage):
         self._lookup_ms = max(1, self.options.lookup_ms)
         self._engine = names.of_engine(args, self.options.weights)
         self._args = args
-        self._calls = _Calls()
+        self._calls = _Calls(updates.watch(self.options.weights))
         self._pools: dict[str, Pool] = {}
         self._counts: dict[str, int] = {}
         self._count_lock = threading.Lock()
@@ -407,7 +411,7 @@ class LarderStorage(HiCacheStorage):
 
     def clear(self) -> bool:
         """Drops every page of this engine's spaces, on all nodes."""
-        with self._calls.one() as may:
+        with self._calls.one(pages=False) as may:
             if not may:
                 return False
             return all([self._reset(pool) for pool in self._pools.values()])

@@ -2,9 +2,9 @@
 
 Announced as stored: chunks whose save every rank reported done, and chunks
 that a lookup found. As removed: announced chunks that a lookup does not find
-any more, those that have left memory for disk or this node for another place,
-everything at a reset, and the oldest when more are announced than are
-remembered. What is announced is looked for again in turn, a few chunks at a
+any more, everything at a reset, and the oldest when more are announced than
+are remembered. Both: those that have left memory for disk, or this node for
+another place. What is announced is looked for again in turn, a few chunks at a
 time while the engine steps: nobody may ask for what was evicted. So what a
 subscriber believes to be there was there when this engine last looked.
 
@@ -16,10 +16,12 @@ Nothing of this is made unless vLLM publishes events (kv_events_config).
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata)
@@ -88,10 +90,10 @@ class Events:
         self._owner = OWNER if owned else None
         self._localities = (here, here, "REMOTE")  # by place
         self._events: list[BlockStored | BlockRemoved] = []
-        # Of a chunk's key: the hashes that were announced, by place and
-        # group. The oldest is the first.
+        # Of a chunk's key: what was announced, by place and group, with its
+        # tokens as an array. The oldest is the first.
         self._announced: OrderedDict[
-            bytes, dict[tuple[int, int], list[Any]]] = OrderedDict()
+            bytes, dict[tuple[int, int], BlockStored]] = OrderedDict()
         # Announced chunks that have a block, by what subscribers tell apart:
         # medium, locality, group and hash.
         self._users: Counter[tuple[Any, ...]] = Counter()
@@ -200,8 +202,7 @@ class Events:
                 return
             for key, place in self._places:
                 if key not in self._newer:
-                    self._remove(
-                        key, range(AWAY + 1 if place == GONE else place))
+                    self._moved(key, place)
             self._ordered, self._places = False, None
             self._newer.clear()
         now = time.monotonic()
@@ -227,6 +228,20 @@ class Events:
             pass  # the node is away: nothing is known of the rest
         finally:
             self._places = places
+
+    def _moved(self, key: bytes, place: int) -> None:
+        """It is in no nearer place than this one. What other groups than the
+        one that was looked for have there is not known."""
+        group = self._groups[self._watched or 0].index
+        was = next((event for name, event in
+                    self._announced.get(key, {}).items()
+                    if name[0] < place and name[1] == group), None)
+        self._remove(key, range(min(place, AWAY + 1)))
+        if was is not None and place != GONE:
+            self._announce(key, [msgspec.structs.replace(
+                was, token_ids=list(was.token_ids), medium=MEDIA[place],
+                **({"locality": self._localities[place]}
+                   if hasattr(was, "locality") else {}))], place)
 
     # ---- what was announced ----
 
@@ -278,7 +293,8 @@ class Events:
         for event in made:
             name = place, event.group_idx
             if name not in known:
-                known[name] = event.block_hashes
+                known[name] = msgspec.structs.replace(
+                    event, token_ids=array("I", event.token_ids))
                 self._users.update(self._names(name, event.block_hashes))
                 self._events.append(event)
         if self._ordered:
@@ -294,7 +310,7 @@ class Events:
             return
         for name in list(known):
             if name[0] in places:
-                self._leave(name, known.pop(name))
+                self._leave(name, known.pop(name).block_hashes)
         if not known:
             del self._announced[key]
 
