@@ -78,7 +78,7 @@ def written_behind(cluster, count=COUNT):
     until(settled)
 
 
-def test_one_pool(cluster):
+def test_one_pool(cluster, larder):
     """What one member saved every other one loads; it is kept by its owner,
     and survives its writer."""
     first, second, third = cluster.nodes
@@ -87,7 +87,9 @@ def test_one_pool(cluster):
     written_behind(cluster)
     assert load(second, names) == COUNT
     assert load(third, names) == COUNT
-    assert second.value("larder_loads_total", tier="peer") > 0
+    from_peers = second.value("larder_loads_total", tier="peer")
+    assert from_peers > 0
+    assert larder.json("stat", second.url())[0]["loads_peer"] == from_peers
     sent = first.value("larder_peer_shards_total", event="sent")
     assert 0 < sent < COUNT  # what it does not own itself
     more = names_of("gone")
