@@ -1293,6 +1293,7 @@ typedef struct larder_stats {
     uint64_t client_denied, client_version;
     /* Chunks that engines asked for, each request once, and those found. */
     uint64_t asked_chunks, found_chunks;
+    uint64_t loads_peer; /* from other nodes of the cluster */
 } larder_stats_t;
 
 /* The figures of the node; with a daemon, those of the session's tenant. If the

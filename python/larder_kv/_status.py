@@ -43,8 +43,10 @@ class Status(enum.IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Status:
-        """A failure that only a newer library knows."""
-        return cls.E_OTHER
+        """One that only a newer library knows. Above zero it is no failure:
+        nothing was given, or kept."""
+        return (cls.MISS if isinstance(value, int) and value > 0 else
+                cls.E_OTHER)
 
 
 class LarderError(Exception):

@@ -240,6 +240,6 @@ def stats_type(lib: ctypes.CDLL) -> type[Structure]:
             [("shared_tier", SharedStats)] +
             [(name, c_uint64) for name in (
                 "client_denied", "client_version", "asked_chunks",
-                "found_chunks")])
+                "found_chunks", "loads_peer")])
 
     return Stats

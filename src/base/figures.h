@@ -567,6 +567,7 @@
     X(11, loads_ssd, loads[LARDER_TIER_SSD], COUNT, "  from ssd")              \
     X(28, loads_shared, loads[LARDER_TIER_SHARED], COUNT,                      \
       "  from the shared tier")                                                \
+    X(35, loads_peer, loads[LARDER_TIER_PEER], COUNT, "  from other members")  \
     X(15, loaded_bytes, loaded_bytes, BYTES, "  bytes")                        \
     X(12, evicted_chunks, evicted_chunks, COUNT, "chunks evicted")             \
     X(13, evicted_bytes, evicted_bytes, BYTES, "  bytes")                      \

@@ -441,7 +441,11 @@ static larder_status_t remote_stage(larder_space_t *space,
         return could_not_ask(st, match);
     }
     uint8_t *at = ldr_body(v.call.buffer);
-    size_t bytes = ldr_put_worth(at, worth);
+    larder_stage_params_t said = *worth;
+    if ((v.link->features & LDR_FEATURE_HANDOFF) == 0) { /* it is advice */
+        said.field_mask &= ~(uint64_t)LARDER_STAGE_MEMBER;
+    }
+    size_t bytes = ldr_put_worth(at, &said);
     bytes += put_prefix(at + bytes, &v, prefix, 0,
                         (uint32_t)ldr_min64(prefix->count, LDR_MATCH_KEYS));
     st = ldr_talk_call(&v, LDR_OP_STAGE, bytes);

@@ -385,7 +385,6 @@ static void drop_ahead(ldr_staging_t *s)
 static void clear_parts(ldr_staging_t *s)
 {
     __builtin_memset(s->part, 0, sizeof(s->part));
-    s->slowest = LARDER_TIER_DRAM;
 }
 
 static void done(ldr_staging_t *s, uint32_t chunks)
@@ -437,17 +436,38 @@ static bool cut(ldr_staging_t *s, uint32_t chunk, larder_cause_t cause)
     return m.chunks == 0;
 }
 
+/* The slowest of the tiers that a whole chunk came from, as a match has it. */
+static unsigned slowest(const ldr_staging_t *s)
+{
+    unsigned tier = LARDER_TIER_DRAM, from = 0;
+
+    for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
+        tier = s->part[t] > 0 ? t : tier;
+        from += s->part[t] > 0;
+    }
+    if (from > 1) {
+        tier = LARDER_TIER_DRAM;
+        ldr_node_lock(s->node);
+        for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
+            if (s->part[t] > 0 && s->node->speed[t] < s->node->speed[tier]) {
+                tier = t;
+            }
+        }
+        ldr_node_unlock(s->node);
+    }
+    return tier;
+}
+
 /* It came: adds it up. */
 static void keep(ldr_staging_t *s, const ldr_load_t *load)
 {
     s->ids[s->at] = load->shard;
-    s->slowest = load->tier > s->slowest ? load->tier : s->slowest;
     s->part[load->tier] += load->length;
     if ((s->at + 1) % s->prefix.shards == 0) { /* a whole chunk */
         for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
             s->match.tier_bytes[t] += s->part[t];
         }
-        s->match.tier_chunks[s->slowest]++;
+        s->match.tier_chunks[slowest(s)]++;
         clear_parts(s);
     }
     s->at++;

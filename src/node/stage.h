@@ -85,8 +85,7 @@ typedef struct ldr_staging {
     bool stopped;
     uint64_t begin_ns;
     uint64_t part[LARDER_TIERS_MAX]; /* bytes of a chunk that is not whole */
-    larder_tier_t slowest;
-    bool waits[LDR_STAGE_LOADS]; /* it did, when it was begun */
+    bool waits[LDR_STAGE_LOADS];     /* it did, when it was begun */
     larder_item_t items[LDR_STAGE_LOADS];
     ldr_load_t loads[LDR_STAGE_LOADS];
 } ldr_staging_t;

@@ -13,6 +13,10 @@
  * PEER_MEASURE in place of MEET, and then nothing else; nobody's bytes are in
  * that, so it may come without TLS where TLS is required.
  *
+ * A request names a space by the number that PEER_SPACE gave on the same
+ * connection. One of a space that the connection has not opened ends it, as
+ * whatever is out of order: its bytes would be filed under another name.
+ *
  * What a peer asks for is looked for in this node's own tiers only: a request
  * never travels further.
  *
@@ -60,6 +64,7 @@ typedef struct ldr_peer_conn {
     ldr_frame_t frame; /* of the request */
     ldr_stop_t stop;   /* of the request */
     uint8_t *in, *out; /* a frame and its body each */
+    uint8_t opened[LDR_SPACES_MAX / 8 + 1]; /* bits: spaces, by PEER_SPACE */
 } ldr_peer_conn_t;
 
 struct ldr_peer_server {
@@ -86,6 +91,13 @@ bool ldr_peer_reply(ldr_peer_conn_t *c, larder_status_t st, size_t body,
                     const struct iovec *payload, uint32_t count,
                     uint64_t bytes);
 bool ldr_peer_refuse(ldr_peer_conn_t *c, larder_status_t st); /* with a text */
+
+/* Whether the connection has opened this space. */
+static inline bool ldr_peer_opened(const ldr_peer_conn_t *c, uint32_t space)
+{
+    return space < LDR_SPACES_MAX &&
+           (c->opened[space / 8] >> space % 8 & 1) != 0;
+}
 
 /* peer_ops.c: false: the connection is to be closed. */
 bool ldr_peer_do_space(ldr_peer_conn_t *c);

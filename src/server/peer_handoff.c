@@ -62,15 +62,13 @@ bool ldr_peer_do_handoff(ldr_peer_conn_t *c)
     if (!ldr_get_peer_handoff(c->in + LDR_FRAME_BYTES, c->frame.body, &m)) {
         return false;
     }
-    ldr_node_lock(node);
-    bool of_promise = false;
     if (m.what == LDR_PEER_CLOSED) {
+        ldr_node_lock(node);
         ldr_peer_closed(c->peer, (const larder_key_t *)m.about);
-    } else if (m.space < node->store.space_count) {
-        of_promise = true;
-    }
-    ldr_node_unlock(node);
-    if (of_promise) {
+        ldr_node_unlock(node);
+    } else if (!ldr_peer_opened(c, m.space)) {
+        return false;
+    } else {
         st = ldr_promise_tell(node, m.space, (const larder_token_t *)m.about,
                               (larder_handoff_t)m.what);
     }

@@ -37,30 +37,27 @@ bool ldr_peer_do_space(ldr_peer_conn_t *c)
     if (st != LARDER_OK) {
         return ldr_peer_refuse(c, st);
     }
+    c->opened[space / 8] |= (uint8_t)(1u << space % 8);
     return ldr_peer_reply(c, LARDER_OK,
                           ldr_put_number(c->out + LDR_FRAME_BYTES, space), NULL,
                           0, 0);
 }
 
 /* Reads the head, and whether both know the same epoch of the space. OK; MISS:
- * it was refused; E_INVALID: it is malformed. */
+ * it was refused; E_INVALID: it is malformed, or of a space that was not opened
+ * here. */
 static larder_status_t take_head(ldr_peer_conn_t *c, uint32_t row_bytes,
                                  ldr_peer_head_t *head)
 {
     ldr_node_t *node = c->server->node;
 
     if (!ldr_get_peer_head(body_of(c), c->frame.body, row_bytes, head) ||
-        head->count == 0) {
+        head->count == 0 || !ldr_peer_opened(c, head->space)) {
         return LARDER_E_INVALID;
     }
     ldr_node_lock(node);
-    bool known = head->space < node->store.space_count &&
-                 node->store.spaces[head->space].tenant != LDR_NIL;
-    bool same = known && node->store.spaces[head->space].epoch == head->epoch;
+    bool same = node->store.spaces[head->space].epoch == head->epoch;
     ldr_node_unlock(node);
-    if (!known) {
-        return LARDER_E_INVALID;
-    }
     if (!same) {
         ldr_fail(LARDER_E_STALE, "the space has another epoch here");
         return LARDER_MISS;

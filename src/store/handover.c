@@ -202,6 +202,20 @@ static void write_extents(const ldr_store_t *s, const ldr_handover_plan_t *plan,
     }
 }
 
+static uint32_t flags_of(const ldr_shard_t *sh)
+{
+    uint32_t flags = (sh->refused ? LDR_HO_REFUSED : 0u) |
+                     (sh->given ? LDR_HO_GIVEN : 0u) |
+                     (sh->announced ? LDR_HO_ANNOUNCED : 0u) |
+                     (sh->kept ? LDR_HO_KEPT : 0u) |
+                     (sh->tier == LARDER_TIER_PEER ? LDR_HO_BROUGHT : 0u);
+
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        flags |= sh->queued >> i & 1u ? ldr_ho_queues[i] : 0u;
+    }
+    return flags;
+}
+
 static uint32_t *write_shard(const ldr_store_t *s,
                              const ldr_handover_plan_t *plan,
                              const ldr_shard_t *sh, ldr_ho_shard_t *row,
@@ -214,8 +228,7 @@ static uint32_t *write_shard(const ldr_store_t *s,
         .length = sh->length,
         .crc = sh->crc,
         .number = sh->number,
-        .flags = (sh->refused ? LDR_HO_REFUSED : 0u) |
-                 (sh->queued & LDR_HO_QUEUES ? LDR_HO_QUEUED : 0u),
+        .flags = flags_of(sh),
     };
     for (uint32_t page = sh->page; page != LDR_NIL; page = a->next[page]) {
         *pages++ = plan->extent_row[ldr_arena_extent_of(a, page)]

@@ -54,11 +54,25 @@ typedef struct ldr_ho_chunk {
     uint8_t pinned;
 } ldr_ho_chunk_t;
 
-enum { LDR_HO_REFUSED = 1, LDR_HO_QUEUED = 2 };
+/* Of a shard. A daemon of before SSD sends the first two only, and reads no
+ * others. */
+enum {
+    LDR_HO_REFUSED = 1,
+    LDR_HO_SHARED = 2, /* it waits in the queue of that tier */
+    LDR_HO_SSD = 4,
+    LDR_HO_PEER = 8,
+    LDR_HO_GIVEN = 16, /* as of an ldr_shard_t */
+    LDR_HO_ANNOUNCED = 32,
+    LDR_HO_KEPT = 64,
+    LDR_HO_BROUGHT = 128, /* by another member */
+};
 
-/* How many bits of flags LDR_HO_QUEUED takes, one for each queue. Whether a
- * shard is to be written to a directory follows from where its chunk lies. */
-#define LDR_HO_QUEUES 2u
+/* The flag of each queue. */
+static const uint32_t ldr_ho_queues[LDR_QUEUES_MAX] = {
+    [LARDER_TIER_SSD - 1] = LDR_HO_SSD,
+    [LARDER_TIER_SHARED - 1] = LDR_HO_SHARED,
+    [LARDER_TIER_PEER - 1] = LDR_HO_PEER,
+};
 
 typedef struct ldr_ho_shard {
     uint32_t length;

@@ -274,6 +274,34 @@ static bool pages_here(taking_t *t, const uint32_t *from, uint32_t count)
     return true;
 }
 
+/* What the old daemon knew of a shard that is ready now, and the queues that it
+ * waits in. A disk gets what it has not got, but for what is with other
+ * members: one of them keeps it. */
+static void take_flags(ldr_store_t *s, uint32_t shard, uint32_t flags,
+                       bool on_disk)
+{
+    ldr_shard_t *sh = &s->shards[shard];
+    bool refused = (flags & LDR_HO_REFUSED) != 0;
+
+    sh->refused = refused && !on_disk;
+    sh->given = (flags & LDR_HO_GIVEN) != 0;
+    sh->announced = (flags & LDR_HO_ANNOUNCED) != 0;
+    sh->kept = (flags & LDR_HO_KEPT) != 0;
+    sh->tier =
+        (flags & LDR_HO_BROUGHT) != 0 ? LARDER_TIER_PEER : LARDER_TIER_DRAM;
+    if ((flags & (LDR_HO_GIVEN | LDR_HO_PEER)) == 0) {
+        flags |= LDR_HO_SSD;
+    }
+    if (refused || on_disk) {
+        flags &= ~(uint32_t)LDR_HO_SSD;
+    }
+    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
+        if ((flags & ldr_ho_queues[i]) != 0) {
+            ldr_behind_push(s, i, shard);
+        }
+    }
+}
+
 /* Gives the chunk the shard is in now, or LDR_NIL. */
 static uint32_t take_shard(taking_t *t, const ldr_ho_chunk_t *c,
                            const ldr_ho_shard_t *sh)
@@ -307,19 +335,12 @@ static uint32_t take_shard(taking_t *t, const ldr_ho_chunk_t *c,
     }
     uint32_t chunk = s->shards[shard].chunk;
     entry = s->chunks[chunk].entry;
-    bool refused = (sh->flags & LDR_HO_REFUSED) != 0;
     bool on_disk = ldr_index_loc(&s->index, entry, sh->number) != 0;
     if (!ldr_store_commit(s, shard, sh->crc, false)) {
         ldr_store_abort(s, shard);
         return LDR_NIL;
     }
-    s->shards[shard].refused = refused && !on_disk;
-    for (unsigned i = 0; i < LDR_QUEUES_MAX; i++) {
-        if (LDR_HO_QUEUES >> i & 1u ? (sh->flags & LDR_HO_QUEUED) != 0
-                                    : !refused && !on_disk) {
-            ldr_behind_push(s, i, shard);
-        }
-    }
+    take_flags(s, shard, sh->flags, on_disk);
     ldr_index_at(&s->index, entry)->used_s = c->used_s;
     ldr_store_release(s, chunk);
     return chunk;

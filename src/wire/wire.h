@@ -103,9 +103,10 @@ enum {
     LDR_FRAME_SILENT = 1u << 1, /* no reply is wanted, not even of a failure */
 };
 
-/* That not every peer of this version has. */
-#define LDR_FEATURE_HANDOFF                                                    \
-    1u /* HANDOFF, and a STAGE that waits for promises */
+/* What not every peer of this version has. */
+
+/* HANDOFF, and a STAGE that waits for promises, or names a member. */
+#define LDR_FEATURE_HANDOFF 1u
 /* A daemon has it only if it wants to know what engines call their chunks. */
 #define LDR_FEATURE_DESCRIBE 2u
 #define LDR_FEATURE_RANGES 4u /* rows of batches that name several shards */

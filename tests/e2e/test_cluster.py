@@ -78,7 +78,7 @@ def written_behind(cluster, count=COUNT):
     until(settled)
 
 
-def test_one_pool(cluster):
+def test_one_pool(cluster, larder):
     """What one member saved every other one loads; it is kept by its owner,
     and survives its writer."""
     first, second, third = cluster.nodes
@@ -87,7 +87,9 @@ def test_one_pool(cluster):
     written_behind(cluster)
     assert load(second, names) == COUNT
     assert load(third, names) == COUNT
-    assert second.value("larder_loads_total", tier="peer") > 0
+    from_peers = second.value("larder_loads_total", tier="peer")
+    assert from_peers > 0
+    assert larder.json("stat", second.url())[0]["loads_peer"] == from_peers
     sent = first.value("larder_peer_shards_total", event="sent")
     assert 0 < sent < COUNT  # what it does not own itself
     more = names_of("gone")
@@ -327,6 +329,49 @@ def test_local_hits_do_not_notice_stopped_peers(cluster):
     # far below peer_match_ms, whatever else this machine does
     assert after[0] < 10 * before[0] + 0.02
     assert after[1] < 10 * before[1] + 0.1
+
+
+def test_a_member_that_is_taken_over(serve, tmp_path):
+    """What it could not bring to its owner goes along, of two spaces. The new
+    daemon brings each there when an engine has opened it, and under no other
+    name; until then nobody waits for it."""
+    cluster = Cluster(serve, tmp_path, count=2, dirs=0)
+    first, second = cluster.nodes
+    second.kill()
+    names = {"tests": names_of("one"), "other": names_of("two")}
+    for space, those in names.items():
+        with Node(first.url(), descriptor=space.encode()) as node:
+            for name in those:
+                assert node.put(name, value_of(name)) == OK
+    next_one = serve(start=False, name="next", socket=first.socket,
+                     member_name="n0", **cluster.options)
+    next_one.start("--takeover")
+    assert first.wait() == 0
+    assert "0 bytes were given up" in next_one.log()
+    second.start()
+    Node(second.url(), descriptor=b"tests").close()  # its first space
+    cluster.nodes = [next_one, second]
+    for node in cluster.nodes:
+        cluster.met(node)
+
+    def sent():
+        return next_one.value("larder_peer_shards_total", event="sent")
+
+    def waiting():
+        return next_one.value("larder_peer_queue_shards")
+    assert sent() == 0 and waiting() > 0
+    for space, left in (("tests", True), ("other", False)):
+        before = sent()
+        with Node(next_one.url(), descriptor=space.encode()) as node:
+            until(lambda: sent() > before)
+            until(lambda: node.flush(tier=3) == OK)
+        assert (waiting() > 0) == left
+    next_one.kill()
+    for space, those in names.items():
+        with Node(second.url(), descriptor=space.encode()) as node:
+            found = {name for some in names.values() for name in some
+                     if node.get(name)[0] == OK}
+        assert found and found < set(those)
 
 
 def test_who_is_not_a_member(serve, tmp_path):

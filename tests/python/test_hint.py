@@ -9,7 +9,9 @@ import pytest
 
 from daemon import Daemon, free_port, secret_file, until
 from larder_kv import _lib
+from middle import Middle
 from test_stage import CHUNK, MS, Rank
+from wireclient import STAGE
 
 CHUNKS = 24
 HOSTS = (1, 1, 1, 4)  # the last one has a host for itself
@@ -66,6 +68,25 @@ def test_a_member_that_is_named(members, named):
     assert found(member=named) == CHUNKS
     for one in (rules, space, node, rank):
         one.close()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_an_older_daemon_is_told_of_no_member(members, tmp_path, knows):
+    """It could not read the request, and the name is advice."""
+    rules = _lib.Layout(CHUNK, [_lib.Group(_lib.RULE_ALL, CHUNK // 2, 0)])
+    keys = _lib.Keys()
+    with Middle(members[0], "tcp", tmp_path, welcome=lambda version, has:
+                (version, has if knows else 0)) as middle:
+        node = _lib.Node(middle.url)
+        space = node.space(b"a model", 1, CHUNK)
+        space.chain(array("I", range(CHUNK)), keys)
+        for worth in ({}, {"member": b"n1"}):
+            assert space.stage(rules, keys.data(0, 1), 1, MS,
+                               _lib.StageParams(**worth))[0] is None
+        for one in (rules, space, node):
+            one.close()
+        plain, named = middle.sent(STAGE)
+        assert named == plain + (64 if knows else 0)
 
 
 def asks(node):

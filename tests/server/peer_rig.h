@@ -19,6 +19,7 @@
 
 #include "base/bytes.h"
 #include "cluster/cluster.h"
+#include "node/handover.h"
 #include "node/load.h"
 #include "server/peer.h"
 #include "sim/simdisk.h"
@@ -52,6 +53,8 @@ struct rig {
     sim_net_t *net;
     unsigned count;
     bool disks;                        /* each has one */
+    ldr_handover_t *handover;          /* a member that ends fills it, one that
+                                          starts takes it over; or NULL */
     unsigned starts[MEMBERS_MAX + 1];  /* of each member */
     member_t members[MEMBERS_MAX + 1]; /* by place */
     uint8_t data[VALUE_MAX];
@@ -144,6 +147,7 @@ static inline void member_up(rig_t *r, unsigned place,
         .cluster = m->cluster,
         .threads = sim_threads(r->net),
         .transport = sim_transport_at(r->net, place),
+        .handover = r->handover,
         .log = log,
     };
     need(ldr_node_open(o, &env, &m->node) == LARDER_OK);
@@ -175,7 +179,11 @@ static inline void member_down(member_t *m)
     if (m->server != NULL) {
         ldr_peer_server_close(m->server);
     }
-    ldr_node_close(m->node, 0);
+    if (r->handover != NULL) {
+        ldr_node_hand_over(m->node, 0, r->handover);
+    } else {
+        ldr_node_close(m->node, 0);
+    }
     ldr_cluster_close(m->cluster);
     if (m->disk != NULL) {
         simdisk_destroy(m->disk);

@@ -49,6 +49,7 @@ static void open_store(ldr_store_t *s, uint32_t pages, bool used)
     assert_int_equal(ldr_store_init(s, &params), LARDER_OK);
     assert_int_equal(ldr_behind_open(s, 0, false), LARDER_OK);
     assert_int_equal(ldr_behind_open(s, 1, true), LARDER_OK);
+    assert_int_equal(ldr_behind_open(s, 2, true), LARDER_OK);
     for (uint32_t i = 0; used && i < TENANTS; i++) {
         assert_int_equal(ldr_store_tenant(s, tenant_ids[i]), i);
         assert_int_equal(ldr_store_space(s, space_ids[i]), i);
@@ -463,6 +464,69 @@ static void test_where_it_goes_next(void **state)
     assert_int_equal(f->new.queues[1].count, 1);
 }
 
+static ldr_shard_t *shard_at(ldr_store_t *s, uint32_t key)
+{
+    uint32_t shard = shard_of(s, 0, key * 8, 0);
+
+    assert_int_not_equal(shard, LDR_NIL);
+    return &s->shards[shard];
+}
+
+/* What is with other members of a cluster is not written down here as well, and
+ * what is to be given to them is, whether or not a disk here has it. Of an
+ * older daemon that is not known: then it is written down. */
+static void test_what_members_have(void **state)
+{
+    enum { FETCHED, SAVED, COPIED, ON_DISK, OWN, COUNT };
+    static const unsigned queued[] = {0, 4, 1, 4, 1}, older[] = {1, 1, 1, 0, 1};
+    fixture_t *f = *state;
+    larder_key_t key = test_key(ON_DISK * 8);
+    ldr_ho_t ho;
+
+    for (uint32_t i = 0; i < COUNT; i++) {
+        uint32_t shard = put(&f->old, (put_t){.key = i * 8, .bytes = 100});
+
+        if (queued[i] != 1) {
+            ldr_behind_remove(&f->old, 0, shard);
+        }
+        if (queued[i] == 4) {
+            ldr_behind_push(&f->old, 2, shard);
+        }
+    }
+    shard_at(&f->old, FETCHED)->tier = LARDER_TIER_PEER;
+    shard_at(&f->old, FETCHED)->given = 1;
+    shard_at(&f->old, SAVED)->kept = 1;
+    shard_at(&f->old, COPIED)->given = shard_at(&f->old, COPIED)->announced = 1;
+    write_list(f);
+    for (unsigned way = 0; way < 2; way++) {
+        const unsigned *want = way == 0 ? queued : older;
+
+        open_known(f, 0);
+        ldr_name_t name = ldr_store_name(&f->new, 0, 0, &key);
+        uint32_t entry = ldr_store_enter(&f->new, &name, NULL, 0, 1);
+        ldr_store_set_loc(&f->new, entry, 0, ldr_loc(0, 1, 1, 2));
+        assert_int_equal(take_known(f, true).chunks, COUNT);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            const ldr_shard_t *a = shard_at(&f->old, i);
+            const ldr_shard_t *b = shard_at(&f->new, i);
+
+            assert_int_equal(b->queued, want[i]);
+            assert_int_equal(b->tier, way == 0 ? a->tier : 0);
+            assert_int_equal(b->given, way == 0 && a->given);
+            assert_int_equal(b->kept, way == 0 && a->kept);
+            assert_int_equal(b->announced, way == 0 && a->announced);
+        }
+        if (way == 0) {
+            ldr_store_destroy(&f->new);
+            ldr_ho_tables(f->list, &ho);
+            for (uint32_t i = 0; i < ho.head->shards; i++) {
+                ho.shards[i].flags &= LDR_HO_REFUSED | LDR_HO_SHARED;
+            }
+            ho.head->crc = ldr_ho_crc(ho.head);
+        }
+    }
+}
+
 /* Pages of one tenant's extent are never another's, whatever the list says. */
 static void test_pages_of_another(void **state)
 {
@@ -579,6 +643,7 @@ int main(void)
         TEST(test_reset_on_disk),
         TEST(test_reset_without_a_disk),
         TEST(test_where_it_goes_next),
+        TEST(test_what_members_have),
         TEST(test_pages_of_another),
         TEST(test_page_beyond_its_extent),
     };

@@ -368,6 +368,7 @@ static inline larder_stats_t form_stats(ldr_rand_t *r)
     }
     m.asked_chunks = ldr_rand_next(r);
     m.found_chunks = ldr_rand_next(r);
+    m.loads_peer = ldr_rand_next(r);
     for (uint64_t i = 0; i < m.disks; i++) {
         form_disk(r, &m.disk[i]);
     }

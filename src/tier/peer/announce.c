@@ -102,6 +102,9 @@ static void push(ldr_peer_node_t *n, const row_t *row)
         memcmp(row_at(n, n->here_rows - 1), row, sizeof(*row)) == 0) {
         return; /* another shard of the same chunk */
     }
+    if (!LDR_HOLDS(ldr_peers_know(n->tier, row->space))) {
+        return;
+    }
     if (!make_room(n)) {
         n->here_all |= row->member == LDR_PEER_NONE;
         return;

@@ -432,7 +432,8 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
     }
     part->whole = part->promised = 0;
     uint64_t closed = n->closed;
-    bool wanted = !ask->over && ldr_peers_now(p) < stop.deadline_ns;
+    bool wanted = !ask->over && ldr_peers_now(p) < stop.deadline_ns &&
+                  LDR_HOLDS(ldr_peers_know(p, ask->space));
     const ldr_peer_space_t *space = p->spaces[ask->space];
     ldr_remote_t *remote = n->remote;
     ldr_host_unlock(p->host);

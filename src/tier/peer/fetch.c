@@ -66,7 +66,8 @@ void ldr_peer_fetch(ldr_tier_t *t, uint32_t shard)
     ldr_location_t at;
 
     ldr_host_held(p->host);
-    if (ldr_where_find(p->where, print_of(store, shard), sh->number, c->epoch,
+    if (LDR_HOLDS(ldr_peers_know(p, c->space)) &&
+        ldr_where_find(p->where, print_of(store, shard), sh->number, c->epoch,
                        &at) &&
         at.length > 0) {
         push(p->nodes[at.holder], shard);

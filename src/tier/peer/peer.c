@@ -377,6 +377,7 @@ static larder_status_t peer_use_space(ldr_tier_t *t, uint32_t space,
     if (p->spaces[space] == NULL && info->has_key) {
         p->spaces[space] = s; /* lanes use it without the lock from now on */
         s = NULL;
+        p->threads->wake(p->threads->arg, &p->work, true);
         for (unsigned i = 0;
              p->host->store.spaces[space].chunks > 0 && i < p->node_count;
              i++) { /* what a disk had of it was not announced */
@@ -458,6 +459,7 @@ const ldr_tier_ops_t ldr_tier_peer = {
     .name = "peer",
     .number = LARDER_TIER_PEER,
     .speed = 7e8,
+    .by_space = true,
     .others = true,
     .open = peer_open,
     .start = peer_start,

@@ -39,6 +39,9 @@
  *     among those are neither taken from it nor by it.
  *  5. Bytes under way into this node from others are at most peer_dram, or one
  *     shard.
+ *  6. What is asked for, fetched, saved or announced is of a space that was
+ *     opened here (`spaces`): a member learns of no other which one it is, and
+ *     takes nothing of a space that its connection has not opened.
  *
  * What fails. A member that does not answer: its part of an ask is unknown,
  * which is no answer and is not remembered as one; its fetches are misses, or
@@ -228,6 +231,12 @@ extern const ldr_tier_ops_t ldr_tier_peer;
 static inline ldr_peers_t *ldr_peers_of(const ldr_host_t *host)
 {
     return (ldr_peers_t *)host->tiers[LDR_PEER_QUEUE];
+}
+
+/* Whether the space was opened here. */
+static inline bool ldr_peers_know(const ldr_peers_t *p, uint32_t space)
+{
+    return p->spaces[space] != NULL;
 }
 
 static inline uint64_t ldr_peers_now(const ldr_peers_t *p)

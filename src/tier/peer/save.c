@@ -2,7 +2,9 @@
  * Write-behind to the members that keep chunks. One thread hands out what is
  * queued, in batches of one space, to the lanes of members that are well; a
  * lane asks what the member lacks and sends that. The queue holds nothing
- * (store/behind.h); batches do, and each member has but a few.
+ * (store/behind.h); batches do, and each member has but a few. What was taken
+ * over from another daemon waits until its space is opened here: before that
+ * nobody could tell a member which space it is of.
  */
 #include <string.h>
 
@@ -235,44 +237,59 @@ static filling_t *batch_for(filling_t *open, ldr_peer_node_t *n, uint32_t space,
     return free;
 }
 
-/* Goes through what is queued once. True: something was handed out. */
+/* The first shard of its space: into a batch, out of the queue, or to its end,
+ * so that others do not wait behind it. True: it was handed out. */
+static bool hand_out_one(ldr_peers_t *p, filling_t *open, uint32_t shard)
+{
+    ldr_store_t *store = &p->host->store;
+    const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
+    ldr_peer_node_t *n = NULL;
+    bool here = ldr_home_is_here(p, shard);
+    bool kept = here || store->shards[shard].kept;
+    where_t where = p->host->options.peer_save != LDR_PEER_SAVE_NEVER
+                        ? target(p, shard, here, &n)
+                        : NOBODY; /* taken over */
+    filling_t *f = where == SOME ? batch_for(open, n, c->space, kept) : NULL;
+
+    if (here && !store->shards[shard].announced) {
+        ldr_home_announce(p, shard);
+    }
+    if (f == NULL) {
+        ldr_behind_remove(store, LDR_PEER_QUEUE, shard);
+        if (where != NOBODY) {
+            ldr_behind_push(store, LDR_PEER_QUEUE, shard);
+        }
+        return false;
+    }
+    ldr_behind_take(store, LDR_PEER_QUEUE, shard);
+    f->batch->shards[f->batch->count++] = shard;
+    f->bytes += store->shards[shard].length;
+    if (f->batch->count == LDR_PEER_BATCH || f->bytes >= LDR_PEER_BATCH_BYTES) {
+        hand_over(f);
+    }
+    return true;
+}
+
+/* Looks at what is queued, spaces in turn. True: something was handed out. */
 static bool hand_out(ldr_peers_t *p)
 {
     ldr_store_t *store = &p->host->store;
     const ldr_behind_t *q = &store->queues[LDR_PEER_QUEUE];
     filling_t open[OPEN] = {{0}};
     bool did = false;
-    uint32_t shard = q->count > 0 ? q->subqueues[0].head : LDR_NIL;
 
-    for (unsigned i = 0; i < SCAN && shard != LDR_NIL; i++) {
-        uint32_t next = store->shards[shard].links[LDR_PEER_QUEUE].next;
-        const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
-        ldr_peer_node_t *n = NULL;
-        bool here = ldr_home_is_here(p, shard);
-        bool kept = here || store->shards[shard].kept;
-        where_t where = target(p, shard, here, &n);
-        filling_t *f =
-            where == SOME ? batch_for(open, n, c->space, kept) : NULL;
+    for (uint64_t i = 0; i < SCAN && q->first != LDR_NIL; i++) {
+        uint32_t space = q->first;
+        const ldr_subqueue_t *l = &q->subqueues[space];
+        uint64_t run =
+            ldr_peers_know(p, space) ? ldr_min64(l->count, LDR_PEER_BATCH) : 0;
 
-        if (here && !store->shards[shard].announced) {
-            ldr_home_announce(p, shard);
+        for (i += run; run > 0; run--) {
+            did |= hand_out_one(p, open, l->head);
         }
-        if (where == NOBODY) {
-            ldr_behind_remove(store, LDR_PEER_QUEUE, shard);
-        } else if (f == NULL) { /* others are not to wait behind it */
-            ldr_behind_remove(store, LDR_PEER_QUEUE, shard);
-            ldr_behind_push(store, LDR_PEER_QUEUE, shard);
-        } else {
-            ldr_behind_take(store, LDR_PEER_QUEUE, shard);
-            f->batch->shards[f->batch->count++] = shard;
-            f->bytes += store->shards[shard].length;
-            did = true;
-            if (f->batch->count == LDR_PEER_BATCH ||
-                f->bytes >= LDR_PEER_BATCH_BYTES) {
-                hand_over(f);
-            }
+        if (l->count > 0) {
+            ldr_behind_next(store, LDR_PEER_QUEUE, space, 0);
         }
-        shard = next;
     }
     for (unsigned i = 0; i < OPEN; i++) {
         if (open[i].node != NULL) {
@@ -282,11 +299,16 @@ static bool hand_out(ldr_peers_t *p)
     return did;
 }
 
-static bool queue_empty(const ldr_peers_t *p)
+/* Whether something is queued that can be given to members, or in hand. */
+static bool has_work(const ldr_peers_t *p)
 {
     const ldr_behind_t *q = &p->host->store.queues[LDR_PEER_QUEUE];
+    uint32_t space = q->first;
 
-    return q->count + q->hands[0] + q->hands[1] == 0;
+    while (space != LDR_NIL && !ldr_peers_know(p, space)) {
+        space = q->subqueues[space].after;
+    }
+    return space != LDR_NIL || q->hands[0] + q->hands[1] > 0;
 }
 
 void *ldr_peer_saver(void *arg)
@@ -299,7 +321,7 @@ void *ldr_peer_saver(void *arg)
         if (ldr_peers_leave_step(p) || hand_out(p)) {
             continue;
         }
-        if (queue_empty(p)) {
+        if (!has_work(p)) {
             p->caught_up_ns = ldr_peers_now(p);
         }
         ldr_host_tell(p->host);
@@ -498,7 +520,7 @@ static void done(ldr_peer_node_t *n, uint32_t shard, uint32_t length,
         p->leave_given += p->leaving && !store->shards[shard].given;
         store->shards[shard].given = 1;
     }
-    ldr_behind_done(store, LDR_PEER_QUEUE, shard, again && !p->stop);
+    ldr_behind_done(store, LDR_PEER_QUEUE, shard, again);
 }
 
 void ldr_peer_save_back(ldr_peer_node_t *n, ldr_peer_batch_t *b)
@@ -517,7 +539,8 @@ void ldr_peer_save_batch(ldr_peer_node_t *n, ldr_peer_batch_t *b)
     sending_t *s = ldr_alloc(sizeof(*s));
 
     ldr_host_held(p->host);
-    if (s == NULL) {
+    if (s == NULL || !LDR_HOLDS(ldr_peers_know(p, b->space))) {
+        ldr_free(s);
         ldr_peer_save_back(n, b);
         return;
     }
@@ -557,15 +580,13 @@ larder_status_t ldr_peer_flush(ldr_tier_t *t, const ldr_stop_t *stop)
     larder_status_t st = LARDER_OK;
 
     ldr_host_lock(host);
-    const ldr_behind_t *q = &host->store.queues[LDR_PEER_QUEUE];
-    while (
-        st == LARDER_OK && any_well(p) &&
-        (q->count > 0 || q->hands[0] + q->hands[1] > 0 || !ldr_here_said(p))) {
+    while (st == LARDER_OK && any_well(p) &&
+           (has_work(p) || !ldr_here_said(p))) {
         if (!ldr_host_wait_stop(host, stop)) {
             st = ldr_host_gave_up(host, stop);
         }
     }
-    bool left = q->count > 0;
+    bool left = has_work(p);
     ldr_host_unlock(host);
     return st == LARDER_OK && left ? LARDER_E_TIER_OFF : st;
 }
