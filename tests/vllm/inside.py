@@ -81,10 +81,3 @@ def failing_loads(llm):
     from larder_kv import _lib
 
     _lib.Space.load = lambda *_: _lib.E_IO
-
-
-def forget(llm):
-    """The node drops the space, and that of tails."""
-    side = _scheduler(llm).connector._scheduler
-    side.space.reset(20000)
-    side.finder.tails.space.reset(20000)

@@ -318,6 +318,22 @@ def test_late(memory, clock):
     assert one.counts.take()["handoffs_short:absent"] == 1
 
 
+def test_a_reset_drops_tails(memory):
+    """They may be of other weights, as all that was stored before; whether
+    this engine has had to do with one before, or only what it was then."""
+    one, tokens = memory.one, tokens_of(25, 200)
+    answer, _ = prefilled(memory, tokens)
+    assert one.reset()
+    claimed, _ = decoded(memory, tokens, answer)
+    assert claimed == 0
+    answer, _ = prefilled(memory, tokens, "again")
+    before, one.finder.tails = one.finder.tails, None
+    assert one.reset()
+    before.close()
+    claimed, _ = decoded(memory, tokens, answer, name="e")
+    assert claimed == 0
+
+
 def test_a_load_that_failed_is_computed(memory):
     one, tokens = memory.one, tokens_of(15, 700)
     answer, _ = prefilled(memory, tokens)

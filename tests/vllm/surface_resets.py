@@ -72,21 +72,23 @@ def test_a_reset_between_a_match_and_its_blocks(side, monkeypatch, reached):
     assert one.finder._held == 0 and not one.ended
 
 
-def test_a_reset_that_does_not_get_through(side, monkeypatch):
+@pytest.mark.parametrize("of_tails", [False, True])
+def test_a_reset_that_does_not_get_through(side, monkeypatch, of_tails):
     """The node has what was stored before; nobody may use it, and those that
     run are not saved. An arrival later it is told, and all is as it was."""
     one = side()
     store(one, TOKENS)
     waits = asked(TOKENS, "waits")
     came(one, waits)
-    reset, fails = one.space.reset, [True]
+    space = one.handoffs.tails().space if of_tails else one.space
+    reset, fails = space.reset, [True]
 
     def tried():
         if fails[0]:
             raise _lib.LarderError(_lib.E_OFFLINE, "the node is away")
         reset()
 
-    monkeypatch.setattr(one.space, "reset", tried)
+    monkeypatch.setattr(space, "reset", tried)
     monkeypatch.setattr(drop, "AGAIN_SECONDS", 0.0)
     assert not one.reset()
     assert one.matched(waits, 0) == (0, False) and saves(one, waits) == []

@@ -125,14 +125,14 @@ def test_altered(pair):
 
 
 def test_late(pair):
-    """The lease has run out, and the node was asked to forget: computed again,
-    with the same tokens."""
+    """The lease has run out, and the prefill engine was told to drop all: it is
+    computed again, with the same tokens."""
     ids = rig.prompt("late", 3 * BLOCK + 1)
     own, params = pair.own(ids), pair.hand_over(ids)
     time.sleep(31)
     for engine in (pair.prefill, pair.decode):
         rig.fresh(engine)
-    pair.prefill.ask("inside", "forget")
+    assert pair.prefill.reset_prefix_cache(reset_connector=True)
     with rig.Counted(pair.decode) as counted:
         answer = pair.decode.ask_one(ids, kv_transfer_params=params)
     assert counted.external == 0

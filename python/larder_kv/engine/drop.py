@@ -1,4 +1,4 @@
-"""Emptying the space, when the engine asks for it: its weights may be others
+"""Emptying the spaces, when the engine asks for it: its weights may be others
 now.
 
 If the node cannot be reached for that, what it holds must not be used either:
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from larder_kv import _lib
@@ -27,10 +27,12 @@ class Announced(Protocol):
 
 
 class Drop:
-    def __init__(self, space: _lib.Space, events: Announced | None,
+    def __init__(self, spaces: Callable[[], Iterable[_lib.Space]],
+                 events: Announced | None,
                  later: Callable[[Callable[[], None]], None]):
-        """later: has a thread call something."""
-        self._space = space
+        """spaces: all that the engine's KV is in; called by any thread.
+        later: has a thread call something."""
+        self._spaces = spaces
         self._events = events
         self._later = later
         self._due = False  # the engine has asked for it, and it was not done
@@ -75,11 +77,18 @@ class Drop:
 
     def _try(self) -> tuple[bool, str]:
         """Whether the node gives nothing of before any more; what was wrong."""
+        why = ""
         try:
-            self._space.reset()
-            return True, ""
+            for space in self._spaces():
+                try:
+                    space.reset()
+                except _lib.LarderError as error:
+                    if error.status not in (_lib.E_IO, _lib.E_TIER_OFF):
+                        raise
+                    why = str(error)
         except _lib.LarderError as error:
-            return error.status in (_lib.E_IO, _lib.E_TIER_OFF), str(error)
+            return False, str(error)
+        return True, why
 
     def _again(self, asked: int) -> None:
         dropped, _ = self._try()

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from larder_kv import _lib
@@ -39,7 +40,7 @@ SHORTENED = "_p_side_truncated"
 
 
 class Handoffs:
-    """The scheduler's, of its thread only."""
+    """The scheduler's, of its thread only, if nothing else is said."""
 
     def __init__(self, described: Model, node: _lib.Node, space: _lib.Space,
                  finder: Finder, counts: Counts, alone: bool,
@@ -58,6 +59,7 @@ class Handoffs:
         # state that has seen all of it is of no use for that, and what drafters
         # made of the prefill side's own drafts is none either.
         self._spare = max(int(described.has_state), lookahead - 1)
+        self._lock = threading.Lock()  # of making the tails' space
         self._member = ""  # the node's name, as it last said it
 
     def possible(self) -> bool:
@@ -67,8 +69,18 @@ class Handoffs:
 
     def tails(self) -> handoff.Tails:
         if self._finder.tails is None:
-            self._finder.tails = handoff.Tails(self._node, self._model)
+            with self._lock:  # a thread may be at a reset
+                if self._finder.tails is None:
+                    self._finder.tails = handoff.Tails(self._node,
+                                                       self._model)
         return self._finder.tails
+
+    def spaces(self) -> Iterator[_lib.Space]:
+        """All that this engine's KV is in: for a reset, of any thread. What
+        handed something off may have been an earlier life of this engine."""
+        yield self._space
+        if self.possible():
+            yield self.tails().space
 
     def _named(self, t: Tracked, tokens: int) -> handoff.Handoff:
         """Names so much of the prompt, its tail too."""

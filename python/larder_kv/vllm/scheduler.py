@@ -111,10 +111,10 @@ class Scheduler:
                              drafts is not None and bool(drafts.use_eagle()))
         if events is not None:
             events.watch(self.space.match_group, self.finder.later)
-        self.drop = Drop(self.space, events, self.finder.later)
         self.handoffs = Handoffs(
             described, node, self.space, self.finder, self.counts, alone,
             getattr(config, "num_prefill_lookahead_tokens", 1))
+        self.drop = Drop(self.handoffs.spaces, events, self.finder.later)
         if self.finder.fetches and (why := limits.unfit(config)):
             logger.warning("larder: this vLLM cannot report a failed load of "
                            "this model, and %s: nothing is loaded; use vLLM "
