@@ -141,14 +141,15 @@ static void test_kept_seeds(void **state)
     }
 }
 
-/* Nodes that have met, all with disks, and keys that are where they belong. */
+/* Nodes that have met, and keys that are where they belong. */
 static void open_calm(world_t *w, uint64_t seed, unsigned nodes, unsigned up,
-                      unsigned keys)
+                      unsigned keys, unsigned copies)
 {
     uint8_t *data = malloc(BYTES_MAX);
 
     world_open(w, seed, nodes, true);
     w->writer = is_writer(seed);
+    w->copies = copies;
     w->keys = keys;
     for (unsigned i = 0; i < up; i++) {
         node_up(&w->nodes[i], true);
@@ -170,7 +171,7 @@ static void test_reset_by_an_empty_node(void **state)
     uint8_t *data = malloc(BYTES_MAX);
 
     (void)state;
-    open_calm(w, 3, 3, 3, 24);
+    open_calm(w, 3, 3, 3, 24, 1);
     do_reset(&w->nodes[0]);
     do_reset(&w->nodes[1]);
     for (unsigned key = 0; key < w->keys; key++) {
@@ -194,7 +195,7 @@ static void run_join(uint64_t seed)
 
     ldr_rand_seed(&rand, seed);
     unsigned nodes = 4 + (unsigned)ldr_rand_below(&rand, 6);
-    open_calm(w, seed, nodes, nodes - 1, KEYS_MAX);
+    open_calm(w, seed, nodes, nodes - 1, KEYS_MAX, 1);
     node_up(&w->nodes[nodes - 1], true);
     for (unsigned i = 0; i < 400; i++) {
         sim_node_t *n = &w->nodes[some(w, nodes)];
@@ -223,6 +224,72 @@ static void test_join_costs_nothing(void **state)
     for (uint64_t seed = 1; seed <= JOINS; seed++) {
         run_join(seed);
     }
+}
+
+/* Whoever saves it: with copies=N each key is with so many members. */
+static void test_copies(void **state)
+{
+    world_t *w = &world;
+
+    (void)state;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        open_calm(w, seed, 5, 5, 48, 2 + seed / 3);
+        for (unsigned key = 0; key < w->keys; key++) {
+            unsigned held = 0;
+
+            for (unsigned i = 0; i < w->count; i++) {
+                held += node_holds(&w->nodes[i], key);
+            }
+            if (held < w->copies) {
+                world_fail(w, "copies=%u, but %u hold key %u", w->copies, held,
+                           key);
+            }
+        }
+        end_world(w);
+    }
+}
+
+/* Of two copies one is with a member that is silent. It costs few calls more
+ * than their share of peer_match_ms: those before it is left alone, and one
+ * each time that it is tried again. */
+static void test_silent_member_slows_few(void **state)
+{
+    world_t *w = &world;
+    uint8_t *data = malloc(BYTES_MAX);
+    unsigned loads = 0, slow = 0;
+
+    (void)state;
+    open_calm(w, 7, 4, 4, KEYS_MAX, 2);
+    for (unsigned i = 1; i < 4; i++) {
+        sim_cut(w->net, 4, i, true);
+        sim_cut(w->net, i, 4, true);
+    }
+    for (unsigned key = 0; key < w->keys; key++) {
+        for (unsigned i = 0; i < 3; i++) {
+            sim_node_t *n = &w->nodes[i];
+            uint64_t begin_ns = sim_now(w->net);
+
+            if (node_holds(n, key)) {
+                continue;
+            }
+            if (!do_load(n, key, data)) {
+                world_fail(w, "n%u misses key %u: %s", i + 1, key,
+                           larder_cause_text(w->cause));
+            }
+            slow += sim_now(w->net) - begin_ns > 10 * SIM_MS;
+            loads++;
+            sim_sleep(w->net, 5 * SIM_MS);
+        }
+    }
+    tell(w, "%u of %u loads were slow", slow, loads);
+    assert_true(loads > 50);
+    assert_true(slow < loads / 5);
+    for (unsigned i = 1; i < 4; i++) {
+        sim_cut(w->net, 4, i, false);
+        sim_cut(w->net, i, 4, false);
+    }
+    end_world(w);
+    free(data);
 }
 
 static uint64_t number(const char *name, uint64_t otherwise)
@@ -273,6 +340,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reset_by_an_empty_node),
         cmocka_unit_test(test_join_costs_nothing),
+        cmocka_unit_test(test_copies),
+        cmocka_unit_test(test_silent_member_slows_few),
         cmocka_unit_test(test_kept_seeds),
         cmocka_unit_test(test_seeds),
     };

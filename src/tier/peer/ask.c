@@ -137,8 +137,9 @@ static bool add_member(ldr_query_t *ask, ldr_query_part_t **parts,
 }
 
 /* Adds one row to the part of each member that is asked for it: the one that
- * the ask names, those of rank 1 and 2, and those of which this node itself
- * knows that they should have it. */
+ * the ask names, those of which this node itself knows that they should have
+ * it, those of rank 1 and 2, and those that keep copies, which may be of a
+ * higher rank where members have zones. */
 static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
                      ldr_peer_node_t *first, uint32_t at, uint64_t now_ns)
 {
@@ -155,6 +156,12 @@ static void hand_row(ldr_peers_t *p, ldr_query_t *ask, ldr_query_part_t **parts,
         add_member(ask, parts, nodes[k], at, LDR_QUERY_HOME);
     }
     n = ldr_peers_owners(p, &row->key, false, RANKS, nodes, &mine);
+    for (unsigned k = 0; k < n; k++) {
+        add_member(ask, parts, nodes[k], at, 0);
+    }
+    unsigned copies = (unsigned)p->host->options.copies;
+    n = copies > 1 ? ldr_peers_owners(p, &row->key, true, copies, nodes, &mine)
+                   : 0;
     for (unsigned k = 0; k < n; k++) {
         add_member(ask, parts, nodes[k], at, 0);
     }

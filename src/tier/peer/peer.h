@@ -12,7 +12,8 @@
  *
  * Writing. What is saved is brought to the member that owns it: what it lacks,
  * in batches (save.c). A member among the first `copies` passes it on to the
- * next of them, any other node to the first that answers.
+ * next of them, and brings what was saved at it to all of them; any other node
+ * brings it to the first that answers.
  *
  * That holds where the owner's disk keeps what is saved. Where this node's own
  * disk keeps it, the owner only learns that it does: homes.h.

@@ -44,6 +44,21 @@ static const char *zone_of_home(ldr_peers_t *p, uint32_t shard, bool here)
     return place != LDR_NOBODY ? p->view->members[place].zone : "";
 }
 
+/* Whether the disk of this node keeps it besides the owners that do: it is none
+ * of them. here: its disk keeps it. */
+static bool is_beside(ldr_peers_t *p, uint32_t shard, bool here)
+{
+    const ldr_store_t *store = &p->host->store;
+    ldr_peer_node_t *nodes[LDR_RANKS_MAX];
+    uint32_t mine = LDR_NOBODY;
+
+    if (here) {
+        ldr_peers_owners(p, &store->chunks[store->shards[shard].chunk].key,
+                         true, (unsigned)p->host->options.copies, nodes, &mine);
+    }
+    return here && mine == LDR_NOBODY;
+}
+
 /* The members that keep a chunk beside the disk that it was saved to, as places
  * in the view: gives how many. With the writer's disk as one of the copies one
  * owner is left out: the one in the writer's zone, or else the last. here: this
@@ -57,9 +72,7 @@ static uint32_t keepers(ldr_peers_t *p, uint32_t shard, bool here,
         ldr_view_copies(p->view, ldr_run_hash(&store->chunks[sh->chunk].key),
                         (uint32_t)p->host->options.copies, places);
 
-    for (uint32_t i = 0; i < n && here; i++) {
-        here = places[i] != p->view->self; /* it is an owner: one of them */
-    }
+    here = is_beside(p, shard, here);
     if (n == 0 || !(here || sh->kept)) {
         return n;
     }
@@ -79,6 +92,33 @@ static ldr_peer_node_t *node_at(const ldr_peers_t *p, uint32_t place)
     return at != LDR_PEER_NONE ? p->nodes[at] : NULL;
 }
 
+/* This node is one of n keepers, the one at this place: which it gives the
+ * chunk to. What a member brought goes on to the next. What was saved here all
+ * others need: the last gives it to the first, who passes it on, and one in the
+ * middle gives it to the first and then (given) to the next. n: nobody. */
+static uint32_t keeper_after(const ldr_shard_t *sh, uint32_t at, uint32_t n)
+{
+    bool own = sh->tier != LARDER_TIER_PEER;
+
+    return own && at > 0 && (at + 1 == n || !sh->given) ? 0 : at + 1;
+}
+
+/* Whether one more is to be given what another one has just taken. */
+static bool has_second(ldr_peers_t *p, uint32_t shard)
+{
+    const ldr_shard_t *sh = &p->host->store.shards[shard];
+    uint32_t places[LDR_RANKS_MAX], at = 0;
+
+    if (p->view == NULL || sh->given || p->host->options.copies < 3) {
+        return false;
+    }
+    uint32_t n = keepers(p, shard, ldr_home_is_here(p, shard), places);
+    while (at < n && places[at] != p->view->self) {
+        at++;
+    }
+    return at + 1 < n && keeper_after(sh, at, n) == 0;
+}
+
 /* Who is given the chunk next. here: this node's disk keeps it. With the lock.
  */
 static where_t target(ldr_peers_t *p, uint32_t shard, bool here,
@@ -95,8 +135,10 @@ static where_t target(ldr_peers_t *p, uint32_t shard, bool here,
     }
     uint32_t n = keepers(p, shard, here, places);
     for (uint32_t i = 0; i < n; i++) {
-        if (places[i] == p->view->self) { /* on to the next of them */
-            *node_p = i + 1 < n ? node_at(p, places[i + 1]) : NULL;
+        if (places[i] == p->view->self) {
+            uint32_t next = keeper_after(&store->shards[shard], i, n);
+
+            *node_p = next < n ? node_at(p, places[next]) : NULL;
             return *node_p == NULL          ? NOBODY
                    : ldr_peer_well(*node_p) ? SOME
                                             : NONE;
@@ -245,7 +287,7 @@ static bool hand_out_one(ldr_peers_t *p, filling_t *open, uint32_t shard)
     const ldr_chunk_t *c = &store->chunks[store->shards[shard].chunk];
     ldr_peer_node_t *n = NULL;
     bool here = ldr_home_is_here(p, shard);
-    bool kept = here || store->shards[shard].kept;
+    bool kept = is_beside(p, shard, here) || store->shards[shard].kept;
     where_t where = p->host->options.peer_save != LDR_PEER_SAVE_NEVER
                         ? target(p, shard, here, &n)
                         : NOBODY; /* taken over */
@@ -510,13 +552,15 @@ static void done(ldr_peer_node_t *n, uint32_t shard, uint32_t length,
 {
     ldr_peers_t *p = n->tier;
     ldr_store_t *store = &p->host->store;
+    bool taken = st == LARDER_OK || st == LARDER_PRESENT;
     bool again = st == LARDER_PENDING || st == LARDER_E_BUSY;
 
     n->n.sent += st == LARDER_OK;
     n->n.sent_bytes += st == LARDER_OK ? length : 0;
     n->n.present += st == LARDER_PRESENT;
-    n->n.send_failed += st != LARDER_OK && st != LARDER_PRESENT && !again;
-    if (st == LARDER_OK || st == LARDER_PRESENT) {
+    n->n.send_failed += !taken && !again;
+    if (taken) {
+        again = has_second(p, shard);
         p->leave_given += p->leaving && !store->shards[shard].given;
         store->shards[shard].given = 1;
     }
