@@ -3,6 +3,9 @@
  * A stream that ends, for whatever reason (a server that stopped, history that
  * was compacted), begins again with reading all keys: nothing is ever missed by
  * it, and no event needs to be remembered.
+ *
+ * The stream is read in a thread of its own (larder-etcd). What it has read is
+ * changed and collected with e->lock, which no call is made under.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,8 @@
-/* Views: made once, read by everybody, freed by the last one who held them. */
+/*
+ * Views: made once, read by everybody, freed by the last one who held them. The
+ * cluster's thread publishes, with the cluster's lock. Any thread takes and
+ * gives a view without a lock, by counts of references.
+ */
 #include <stdlib.h>
 #include <string.h>
 

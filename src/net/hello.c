@@ -1,4 +1,7 @@
-/* The first frames of a session: hello, and proof of who one is. */
+/*
+ * The first frames of a session: hello, and proof of who one is. Runs in the
+ * thread that connects, before any other thread uses the stream.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

@@ -1,7 +1,10 @@
-/* What a publisher hears of: where described chunks are now, against what it
+/*
+ * What a publisher hears of: where described chunks are now, against what it
  * has published of them. A note that a chunk may have changed only says where
  * to look: what is there is looked up again, so no order of notes can lead to a
- * wrong event. */
+ * wrong event. Called by the publisher's thread, which takes the catalogue's
+ * lock, and inside it the node's.
+ */
 #include <string.h>
 
 #include "base/mem.h"
