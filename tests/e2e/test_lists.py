@@ -150,3 +150,22 @@ def test_paths_in_the_manual():
              for one in each(word)}
     assert len(named) > 80
     assert [at for at in sorted(named) if not list(ROOT.glob(at[1]))] == []
+
+
+def test_findings_and_checks():
+    """What fsck can find, and what doctor looks at."""
+    text = page("reference/cli.md")
+    findings = {row[1]: row[2] for row in rows("src/store/fsck.h",
+                                               "LDR_FSCK_MAP")}
+    listed = dict(re.findall(r"^\| ([\w-]+)(?:, [\w-]+)? \| (\w*)",
+                             section(text, "## fsck"), re.M))
+    assert len(findings) > 20
+    for name, damage in findings.items():
+        assert name in section(text, "## fsck"), name
+        if listed.get(name):
+            assert listed[name] == ("damage" if damage == "true" else "note")
+    checks = set(re.findall(r"\{\"(\w+)\", +ldr_doctor_\w+\}",
+                            source("src/cli/cmd_doctor.c"))) - {"cluster"}
+    found = {name for cell in re.findall(r"^\| ([\w, ]+) \|", section(
+        text, "## doctor"), re.M) for name in cell.split(", ")}
+    assert checks <= found, checks - found
