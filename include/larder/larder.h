@@ -831,7 +831,7 @@ typedef struct larder_group {
  * A model's layer has parts (K, V, scales...), a part has the model's KV heads,
  * and a head has rows: one for each token, or, where the engine packs a block's
  * tokens in a way of its own, one for each block. What is stored has one order,
- * whoever computed it: slice, layer, part, head, row, byte.
+ * for every engine that computes it: slice, layer, part, head, row, byte.
  *
  * A slice is a range of heads and of layers. The model's heads are cut into as
  * many equal ranges as there are heads, at most 16; its layers at the borders
@@ -917,7 +917,7 @@ LARDER_API void larder_layout_destroy(larder_layout_t **layout_p);
 LARDER_API uint32_t larder_layout_slices(const larder_layout_t *layout);
 /* How many of these slices this rank saves, and how many it loads. The numbers
  * differ if the rank holds only a part of a slice. If no rank holds a slice
- * whole, nobody saves it, and no chunk that needs it is ever usable. */
+ * whole, no rank saves it, and no chunk that needs it is ever usable. */
 LARDER_API uint32_t larder_layout_saves(const larder_layout_t *layout,
                                         uint16_t group);
 LARDER_API uint32_t larder_layout_loads(const larder_layout_t *layout,
@@ -1017,9 +1017,9 @@ LARDER_API larder_status_t larder_lease_token(const larder_lease_t *lease,
 typedef enum larder_handoff {
     LARDER_HANDOFF_ANSWERED = 1, /* all that was computed is being saved: what
                                     has not come 5 s later will not come */
-    LARDER_HANDOFF_RENEW,        /* somebody still wants it: 30 s from now */
+    LARDER_HANDOFF_RENEW,        /* it is still wanted: 30 s from now */
     LARDER_HANDOFF_FAILED,       /* what has not come will not come */
-    LARDER_HANDOFF_OVER,         /* nobody needs it any more */
+    LARDER_HANDOFF_OVER,         /* it is not needed any more */
     LARDER_HANDOFF_COUNT
 } larder_handoff_t;
 
@@ -1046,7 +1046,7 @@ LARDER_API larder_status_t larder_handoff(larder_space_t *space,
                                           uint32_t timeout_ms);
 
 /* Authenticates bytes under the secret of the space's tenant: an HMAC-SHA-256.
- * Pure computation. Whoever has the secret and the same space gets the same. */
+ * Pure computation: the same secret and the same space give the same seal. */
 LARDER_API larder_status_t larder_seal(const larder_space_t *space,
                                        const void *data, size_t bytes,
                                        uint8_t seal[LARDER_KEY_BYTES]);

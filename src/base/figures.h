@@ -289,8 +289,8 @@
       "1, with the reason, while the shared tier or a tenant's part of it is " \
       "off or only read; 0, with none, while all is well.")                    \
     V(shared_open_tenants, GAUGE, "", , open,                                  \
-      "Tenants whose data there anybody can forge who can write to the "       \
-      "storage: they have no secret.")                                         \
+      "Tenants without a secret: all who can write to the storage can forge "  \
+      "their data there.")                                                     \
     V(shared_objects, GAUGE, "", objects, s.objects,                           \
       "Objects of the shared tier that this node knows of.")                   \
     V(shared_shards, GAUGE, "", shards, s.shards, "Shards in them.")           \

@@ -195,8 +195,8 @@
       "off: these addresses must be loopback; on: other hosts may read what "  \
       "is published")                                                          \
     X(events_key, TEXT, SERVE, "", 0, 255,                                     \
-      "file with the secret CURVE key of these addresses; empty: whoever "     \
-      "reaches them may read")                                                 \
+      "file with the secret CURVE key of these addresses; empty: all who "     \
+      "reach them may read")                                                   \
     X(events_clients, TEXT, SERVE, "", 0, 255,                                 \
       "file with the public CURVE keys of those that may read, one a line")    \
     X(events_tenant, TEXT, SERVE, "default", 1, 63,                            \
@@ -208,7 +208,7 @@
     X(events_node, TEXT, SERVE, "", 0, 63,                                     \
       "NAME in these topics; empty: the member's name, or the host's")         \
     X(events_ownership, ENUM, SERVE | CONNECTOR, "on", 0, 1,                   \
-      "on: events name larder as their owner; off: they name nobody, for "     \
+      "on: events name larder as their owner; off: they name no owner, for "   \
       "routers that drop those with an owner, like Dynamo")                    \
     X(describe_memory, SIZE, SERVE, "64M", 1u << 20, (uint64_t)1 << 40,        \
       "bytes of what engines describe, of all tenants; as many of events")     \
@@ -245,7 +245,8 @@
     X(log_level, ENUM, SERVE | RELOAD, "info", 0, 3,                           \
       "error, warn, info or debug: what is logged")                            \
     X(url, TEXT, CONNECTOR, "", 0, 255,                                        \
-      "the node; empty: this host's, which is started if there is none")       \
+      "the node; empty: that of $LARDER_URL, else this host's, which is "      \
+      "started if there is none")                                              \
     X(chunk, UINT, CONNECTOR, "0", 0, 65536,                                   \
       "tokens in a chunk; 0: at least 256, a multiple of every block")         \
     X(weights, TEXT, CONNECTOR, "", 0, 255,                                    \

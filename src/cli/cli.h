@@ -22,6 +22,8 @@
     X(SPACE_FILE, "space-file", "FILE", "the descriptor is the file's bytes")  \
     X(LABEL, "label", "TEXT", "what people call the space; not in its name")   \
     X(TENANT, "tenant", "NAME", "which tenant; default: default")              \
+    X(WHOSE, "tenant", "NAME",                                                 \
+      "only this tenant's data; `larder wipe` without it deletes all")         \
     X(SECRET_FILE, "secret-file", "FILE",                                      \
       "the tenant's secret: the file's bytes, less a newline at the end")      \
     X(SHARDS, "shards", "N", "shards of a chunk in the space; default: 1")     \
@@ -35,7 +37,8 @@
     X(REPAIR, "repair", NULL, "mend what can be mended")                       \
     X(YES, "yes", NULL, "do not ask")                                          \
     X(FORCE, "force", NULL,                                                    \
-      "also where the format is unknown or nothing proves whose it is")        \
+      "also where the format is unknown or nothing proves whose it is; of a "  \
+      "tier: also while a node uses it")                                       \
     X(SERVE, "serve", NULL, "only those of `larder serve`, and its tenants")   \
     X(MARKDOWN, "markdown", NULL, "the tables of the manual")                  \
     X(CONFIG, "config", "FILE", "the configuration of `larder serve`")         \

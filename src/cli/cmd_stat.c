@@ -181,8 +181,9 @@ static void show_spaces(const ldr_prom_t *prom, ldr_json_t *j)
             ldr_json_number(j, "chunks", (uint64_t)one->value);
             ldr_json_end(j, '}');
         } else {
-            printf("space %s %s%s%s: %.0f chunks\n", space, tenant,
-                   label[0] != '\0' ? ", " : "", label, one->value);
+            printf("space %s %s%s%s: %.0f chunk%s\n", space, tenant,
+                   label[0] != '\0' ? ", " : "", label, one->value,
+                   one->value == 1 ? "" : "s");
         }
     }
 }

@@ -268,15 +268,16 @@ static int wipe_part(sweep_t *w, const char *tenant)
         printf(",\"tenant\":\"%s\",\"removed\":%llu}\n", tenant,
                (unsigned long long)w->removed);
     } else {
-        printf("%s: %llu objects of tenant '%s' removed\n", t->url,
-               (unsigned long long)w->removed, tenant);
+        printf("%s: %llu object%s of tenant '%s' removed\n", t->url,
+               (unsigned long long)w->removed, w->removed == 1 ? "" : "s",
+               tenant);
     }
     return LDR_EXIT_OK;
 }
 
 static int wipe(tier_t *t)
 {
-    const char *tenant = t->args->values[LDR_FLAG_TENANT];
+    const char *tenant = t->args->values[LDR_FLAG_WHOSE];
     uint8_t id[LDR_ID_BYTES];
 
     if (tenant == NULL) {

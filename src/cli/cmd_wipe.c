@@ -190,8 +190,9 @@ static void report_tenant(const ldr_args_t *args, const char *dir,
     } else if (f->spaces == 0 && !f->secret) {
         printf("%s: holds nothing of tenant '%s'\n", dir, tenant);
     } else {
-        printf("%s: tenant '%s' is forgotten: %llu records in %u spaces%s\n",
-               dir, tenant, (unsigned long long)f->records, f->spaces,
+        printf("%s: tenant '%s' is forgotten: %llu record%s in %u space%s%s\n",
+               dir, tenant, (unsigned long long)f->records,
+               f->records == 1 ? "" : "s", f->spaces, f->spaces == 1 ? "" : "s",
                f->secret ? ", and which secret it had" : "");
     }
 }
@@ -199,7 +200,7 @@ static void report_tenant(const ldr_args_t *args, const char *dir,
 static int wipe_tenant(const ldr_args_t *args, ldr_cli_place_t *place,
                        unsigned i)
 {
-    const char *tenant = args->values[LDR_FLAG_TENANT];
+    const char *tenant = args->values[LDR_FLAG_WHOSE];
     const char *dir = place->options.dirs[i];
     ldr_log_t log = {NULL, NULL}; /* standard error */
     ldr_disk_params_t params = {.io = place->io,
@@ -236,7 +237,7 @@ static int wipe_tenant(const ldr_args_t *args, ldr_cli_place_t *place,
 static int wipe_tenants(const ldr_args_t *args)
 {
     ldr_cli_place_t *place = NULL;
-    int code = ldr_cli_tenant(args, args->values[LDR_FLAG_TENANT]);
+    int code = ldr_cli_tenant(args, args->values[LDR_FLAG_WHOSE]);
 
     if (code == LDR_EXIT_OK) {
         code = ldr_place_open(args, false, &place);
@@ -259,7 +260,7 @@ int ldr_cmd_wipe(const ldr_args_t *args)
 {
     ldr_cli_place_t *place;
 
-    if (ldr_args_has(args, LDR_FLAG_TENANT)) {
+    if (ldr_args_has(args, LDR_FLAG_WHOSE)) {
         return wipe_tenants(args);
     }
     int code = ldr_place_parse(args, &place);

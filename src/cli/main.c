@@ -17,7 +17,7 @@ typedef struct command {
     const char *operands;
     int operand_count; /* -n: up to n */
     uint32_t flags;
-    const char *text;
+    const char *text; /* a line for `larder --help`; what follows is the rest */
 } command_t;
 
 static const command_t commands[] = {
@@ -36,7 +36,7 @@ static const command_t commands[] = {
     {"reset", ldr_cmd_reset, "PLACE", 1, SPACE_FLAGS | FLAG(JSON),
      "drops everything in a space"},
     {"wipe", ldr_cmd_wipe, "PLACE", 1,
-     FLAG(TENANT) | FLAG(YES) | FLAG(FORCE) | FLAG(JSON),
+     FLAG(WHOSE) | FLAG(YES) | FLAG(FORCE) | FLAG(JSON),
      "deletes Larder's files in the directory; --tenant: one tenant's data"},
     {"fsck", ldr_cmd_fsck, "PLACE", 1, FLAG(REPAIR) | FLAG(JSON),
      "reads and checks everything; mends it only with --repair"},
@@ -50,7 +50,7 @@ static const command_t commands[] = {
     {"plan", NULL, "TRACE", 0, 0,
      "says how much of a trace caches of some sizes would hit"},
     {"tier", ldr_cmd_tier, "create|check|ls|wipe URL", 2,
-     FLAG(LOGIN) | FLAG(TENANT) | FLAG(YES) | FLAG(FORCE) | FLAG(JSON),
+     FLAG(LOGIN) | FLAG(WHOSE) | FLAG(YES) | FLAG(FORCE) | FLAG(JSON),
      "makes, checks or lists a shared tier, or drops a tenant's part of it"},
     {"secret", ldr_cmd_secret, "FILE", 1, FLAG(TENANT) | FLAG(JSON),
      "prints secret_check of a tenant's secret, for the daemon"},
@@ -58,7 +58,9 @@ static const command_t commands[] = {
      "shows what a node does, live; default: the daemon on this host"},
     {"cluster", ldr_cmd_cluster, "[WHAT] [URL]", -3,
      FLAG(UNDO) | FLAG(TIMEOUT) | FLAG(JSON),
-     "status, members, weights, wait-healthy, drain NODE: the cluster"},
+     "shows the members of a cluster, waits for them, or drains one\n\n"
+     "WHAT: status (if it is left out), members, weights, wait-healthy, or\n"
+     "drain NODE, which takes the path of a socket in place of a URL."},
     {"explain", ldr_cmd_explain, "[REQUEST_ID]", -1, FLAG(DIR) | FLAG(JSON),
      "says why a request hit or missed, or lists the last ones"},
     {"doctor", ldr_cmd_doctor, "[PLACE]", -1,
@@ -85,8 +87,8 @@ static void help(void)
 {
     printf("usage: larder COMMAND ...\n\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-        printf("  %-8s %-19s %s\n", commands[i].name, commands[i].operands,
-               commands[i].text);
+        printf("  %-8s %-19s %.*s\n", commands[i].name, commands[i].operands,
+               (int)strcspn(commands[i].text, "\n"), commands[i].text);
     }
     printf("\nPLACE is the path of a directory, or a URL like\n"
            "embed:/var/cache/kv?dram=4G&ssd=100G (`larder options`).\n"
@@ -102,8 +104,8 @@ static void help_command(const command_t *c)
 {
     char left[40];
 
-    printf("usage: larder %s %s [FLAG...]\n%s\n\n", c->name, c->operands,
-           c->text);
+    printf("usage: larder %s%s%s [FLAG...]\n%s\n\n", c->name,
+           c->operands[0] != '\0' ? " " : "", c->operands, c->text);
     for (unsigned i = 0; i < LDR_FLAG_COUNT; i++) {
         if ((c->flags >> i & 1) != 0) {
             snprintf(left, sizeof(left), "--%s%s%s", flags[i].flag,

@@ -526,6 +526,16 @@ static void put_members(const ldr_top_t *t, ldr_top_screen_t *s)
                     BYTES(LEVEL(peer_queue_bytes, NULL)),
                     SECONDS(LEVEL(peer_lag_seconds, NULL)));
     }
+    double homes = LEVEL(peer_homes, NULL),
+           copies = LEVEL(peer_copies_total, NULL);
+    double dropped = LEVEL(peer_homes_dropped_total, NULL);
+    if (homes + dropped + copies > 0) {
+        screen_line(s, false,
+                    "  knows of %s chunk%s on others' disks, %s forgotten "
+                    "(peer_homes); copies taken: %s",
+                    COUNT(homes), homes == 1 ? "" : "s", COUNT(dropped),
+                    COUNT(copies));
+    }
 }
 
 void ldr_top_compose(const ldr_top_t *t, ldr_top_screen_t *s)

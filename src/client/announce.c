@@ -3,8 +3,8 @@
 #include "base/grow.h"
 #include "client/client.h"
 
-static void tell(larder_space_t *space, const ldr_announce_t *a,
-                 uint64_t deadline_ns)
+static void request_tell(larder_space_t *space, const ldr_announce_t *a,
+                         uint64_t deadline_ns)
 {
     space->lar->backend->announce(space, a, deadline_ns);
     ldr_fail_clear(); /* it is no failure of the call's */
@@ -21,7 +21,7 @@ void ldr_announce(larder_space_t *space, const larder_key_t *keys, size_t count,
                         .saves = saves};
 
     if (!__atomic_load_n(&space->announces, __ATOMIC_RELAXED)) {
-        tell(space, &a, deadline_ns);
+        request_tell(space, &a, deadline_ns);
     }
 }
 
@@ -55,6 +55,6 @@ larder_status_t larder_announce(larder_space_t *space, const larder_key_t *keys,
                         a.hint);
     }
     __atomic_store_n(&space->announces, true, __ATOMIC_RELAXED);
-    tell(space, &a, ldr_deadline(space->lar, timeout_ms));
+    request_tell(space, &a, ldr_deadline(space->lar, timeout_ms));
     return LARDER_OK;
 }

@@ -1,4 +1,7 @@
-/* Leases and reservations in an embedded node. */
+/*
+ * Leases and reservations in an embedded node. What a call holds is in its
+ * lease, which one thread uses at a time; the node takes its own lock.
+ */
 #include <string.h>
 
 #include "base/bytes.h"

@@ -129,7 +129,7 @@ void larder_rooms_release(larder_rooms_t **rooms_p)
 /* ---- reserving ---- */
 
 /* The shards, without those whose blocks are not there. */
-static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
+static larder_status_t shards_list(larder_rooms_t *r, const larder_move_t *m)
 {
     ldr_saves_t saves = {.layout = r->layout, .move = m};
 
@@ -155,9 +155,9 @@ static larder_status_t list(larder_rooms_t *r, const larder_move_t *m)
 }
 
 /* Room for the shards from this one on that share a lease. */
-static larder_status_t reserve(larder_rooms_t *r, const larder_move_t *m,
-                               uint64_t deadline_ns, uint32_t first,
-                               larder_item_t *items, size_t *lengths)
+static larder_status_t rooms_reserve(larder_rooms_t *r, const larder_move_t *m,
+                                     uint64_t deadline_ns, uint32_t first,
+                                     larder_item_t *items, size_t *lengths)
 {
     uint32_t count = (uint32_t)ldr_min64(BATCH, r->count - first);
     larder_lease_t **lease_p = &r->leases[first / BATCH];
@@ -198,7 +198,7 @@ static larder_status_t reserve_all(larder_rooms_t *r, const larder_move_t *m)
         if (i > 0 && ldr_now_ns(lar->clock) >= deadline_ns) {
             break;
         }
-        st = reserve(r, m, deadline_ns, i, items, lengths);
+        st = rooms_reserve(r, m, deadline_ns, i, items, lengths);
     }
     ldr_free(items);
     ldr_free(lengths);
@@ -226,7 +226,7 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
     if (r == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a save");
     }
-    st = list(r, move);
+    st = shards_list(r, move);
     if (st == LARDER_OK) {
         ldr_move_announce(space, move,
                           ldr_deadline(space->lar, move->timeout_ms));
@@ -251,9 +251,9 @@ larder_status_t larder_prefix_reserve(larder_space_t *space,
 
 /* Copies the shard that lies in a worker's `from` to its place in `to`. The
  * caller fences, whatever came of it: the room may be another's next. */
-static larder_status_t copy(const larder_t *lar, const worker_t *worker,
-                            uint32_t from_count, uint32_t to_count,
-                            uint64_t deadline_ns, uint32_t *crc_p)
+static larder_status_t shard_copy(const larder_t *lar, const worker_t *worker,
+                                  uint32_t from_count, uint32_t to_count,
+                                  uint64_t deadline_ns, uint32_t *crc_p)
 {
     ldr_list_t from = ldr_list(worker->from, from_count);
     size_t looked = RUN_MAX; /* bytes since a look at the clock */
@@ -320,8 +320,8 @@ static larder_status_t fill_one(const filling_t *f, const worker_t *worker,
         st = LARDER_E_OFFLINE; /* the daemon that had the room is gone */
     }
     if (st == LARDER_OK) {
-        st = copy(r->space->lar, worker, segments.count, count, f->deadline_ns,
-                  &f->crcs[i]);
+        st = shard_copy(r->space->lar, worker, segments.count, count,
+                        f->deadline_ns, &f->crcs[i]);
         ldr_copy_fence();
     }
     return st;
@@ -370,8 +370,9 @@ static bool shared(const filling_t *f)
 
 /* Fills and commits those from this one on that share a lease, or gives them
  * back. */
-static void fill(larder_rooms_t *r, const larder_move_t *m, larder_team_fn team,
-                 uint64_t deadline_ns, uint32_t first)
+static void rooms_fill(larder_rooms_t *r, const larder_move_t *m,
+                       larder_team_fn team, uint64_t deadline_ns,
+                       uint32_t first)
 {
     larder_lease_t **lease_p = &r->leases[first / BATCH];
     larder_status_t statuses[BATCH] = {LARDER_OK};
@@ -443,7 +444,7 @@ static larder_status_t fill_all(larder_rooms_t *r, larder_move_t *m,
     ldr_move_clear(m);
     m->skipped = r->skipped;
     for (uint32_t i = 0; i < r->count; i += BATCH) {
-        fill(r, m, team, deadline_ns, i);
+        rooms_fill(r, m, team, deadline_ns, i);
     }
     for (uint32_t i = 0; i < r->count; i++) {
         const shard_t *p = &r->shards[i];

@@ -37,15 +37,15 @@
 
 /* ---- the table, with map_lock ---- */
 
-static ldr_mapping_t **bucket(ldr_shm_session_t *s, uint32_t extent)
+static ldr_mapping_t **mapping_bucket(ldr_shm_session_t *s, uint32_t extent)
 {
     return &s->maps[extent % LDR_SHM_BUCKETS];
 }
 
-static ldr_mapping_t *find(ldr_shm_session_t *s, uint32_t extent,
-                           uint32_t generation)
+static ldr_mapping_t *mapping_find(ldr_shm_session_t *s, uint32_t extent,
+                                   uint32_t generation)
 {
-    ldr_mapping_t *m = *bucket(s, extent);
+    ldr_mapping_t *m = *mapping_bucket(s, extent);
 
     while (m != NULL && (m->extent != extent || m->generation != generation)) {
         m = m->next;
@@ -261,11 +261,11 @@ static larder_status_t take_extent(ldr_shm_session_t *s,
     larder_status_t st = map != NULL ? LARDER_OK : LARDER_E_NO_MEMORY;
 
     ldr_mutex_lock(&s->map_lock);
-    ldr_mapping_t *there = find(s, m->extent, m->generation);
+    ldr_mapping_t *there = mapping_find(s, m->extent, m->generation);
     ldr_mapping_t *with_gpu = there; /* it may be older than the GPU */
     if (map != NULL && there == NULL && !ldr_shm_dead(s)) {
-        map->next = *bucket(s, map->extent);
-        *bucket(s, map->extent) = with_gpu = map;
+        map->next = *mapping_bucket(s, map->extent);
+        *mapping_bucket(s, map->extent) = with_gpu = map;
         map = NULL;
     }
     if (gpu != NULL && with_gpu != NULL && with_gpu->gpu == NULL) {
@@ -336,8 +336,8 @@ static void wait_mapped(ldr_shm_session_t *s, uint64_t last_ns)
  * drops meanwhile. One at a time asks for an extent: the daemon answers both,
  * and a REVOKED between the two replies would be the end, for the daemon, of
  * what the second one maps. The same goes for one that is being sent. */
-static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
-                             uint32_t generation, const ldr_stop_t *stop)
+static larder_status_t extent_fetch(ldr_shm_session_t *s, uint32_t extent,
+                                    uint32_t generation, const ldr_stop_t *stop)
 {
     ldr_extent_msg_t m = {.extent = extent, .generation = generation};
     uint8_t body[LDR_EXTENT_MSG_BYTES];
@@ -348,7 +348,7 @@ static larder_status_t fetch(ldr_shm_session_t *s, uint32_t extent,
         wait_mapped(s, last_ns);
         st = ldr_shm_stopped(s, stop, last_ns);
     }
-    if (st != LARDER_OK || find(s, extent, generation) != NULL) {
+    if (st != LARDER_OK || mapping_find(s, extent, generation) != NULL) {
         return st;
     }
     ldr_map_ask_t *ask = ldr_alloc(sizeof(*ask));
@@ -391,22 +391,23 @@ void ldr_map_warm(ldr_shm_session_t *s, const ldr_stop_t *stop)
                          (st == LARDER_OK || st == LARDER_E_STALE);
          i++) {
         ldr_mutex_lock(&s->map_lock);
-        st = fetch(s, i, LDR_EXTENT_NOW, stop);
+        st = extent_fetch(s, i, LDR_EXTENT_NOW, stop);
         ldr_mutex_unlock(&s->map_lock);
     }
 }
 
 /* One more user of the extent, mapping it if it is not yet. With map_lock,
  * which it may drop meanwhile. */
-static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
-                            const ldr_stop_t *stop, ldr_mapping_t **map_p)
+static larder_status_t mapping_take(ldr_shm_session_t *s, const ldr_seg_t *seg,
+                                    const ldr_stop_t *stop,
+                                    ldr_mapping_t **map_p)
 {
     larder_status_t st = LARDER_OK;
-    ldr_mapping_t *map = find(s, seg->extent, seg->generation);
+    ldr_mapping_t *map = mapping_find(s, seg->extent, seg->generation);
 
     if (map == NULL && !ldr_shm_dead(s)) {
-        st = fetch(s, seg->extent, seg->generation, stop);
-        map = find(s, seg->extent, seg->generation);
+        st = extent_fetch(s, seg->extent, seg->generation, stop);
+        map = mapping_find(s, seg->extent, seg->generation);
     }
     if (map == NULL) { /* dead, or revoked as soon as it came */
         return st == LARDER_OK ? LARDER_E_OFFLINE : st;
@@ -419,7 +420,7 @@ static larder_status_t take(ldr_shm_session_t *s, const ldr_seg_t *seg,
 void ldr_map_revoke(ldr_shm_session_t *s, const ldr_extent_msg_t *m)
 {
     ldr_mutex_lock(&s->map_lock);
-    ldr_mapping_t *map = find(s, m->extent, m->generation);
+    ldr_mapping_t *map = mapping_find(s, m->extent, m->generation);
     /* Replies and REVOKEs come in their order, so without a mapping REVOKED was
      * sent already, when it was swept or could not be mapped. */
     if (map != NULL) {
@@ -519,7 +520,7 @@ larder_status_t ldr_map_segs(ldr_shm_session_t *s, const ldr_result_row_t *row,
         ldr_piece_map_t *p = &pieces[n];
 
         ldr_get_seg(at + (size_t)n * LDR_SEG_BYTES, &seg);
-        st = take(s, &seg, stop, &p->map);
+        st = mapping_take(s, &seg, stop, &p->map);
         if (st != LARDER_OK) {
             break;
         }

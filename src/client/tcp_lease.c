@@ -2,6 +2,9 @@
  * Leases and reservations by TCP. A lease keeps its shards in the daemon's
  * DRAM; they are fetched when somebody looks at them. A reservation is memory
  * of this process, sent at its commit.
+ *
+ * Any thread may use a lease: its lock guards what was fetched, and is not held
+ * while one of them fetches.
  */
 #include <string.h>
 

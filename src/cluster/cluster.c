@@ -135,7 +135,7 @@ static larder_status_t read_secrets(ldr_cluster_t *c)
 
 /* Makes a new view if what is believed has changed. With the lock; true:
  * the caller says so to whoever wants to know, without it. */
-static bool judge(ldr_cluster_t *c)
+static bool view_judge(ldr_cluster_t *c)
 {
     ldr_members_t *m = &c->members;
     uint64_t held = m->held;
@@ -192,7 +192,7 @@ static void say_changed(ldr_cluster_t *c)
 static void judge_and_say(ldr_cluster_t *c)
 {
     ldr_mutex_lock(&c->lock);
-    bool fresh = judge(c);
+    bool fresh = view_judge(c);
     ldr_mutex_unlock(&c->lock);
     if (fresh) {
         say_changed(c);
@@ -274,7 +274,7 @@ void ldr_cluster_wake(ldr_cluster_t *c)
 
 /* ---- the thread ---- */
 
-static void *run(void *arg)
+static void *cluster_main(void *arg)
 {
     ldr_cluster_t *c = arg;
 
@@ -297,7 +297,7 @@ static void *run(void *arg)
 
 /* ---- opening ---- */
 
-static void destroy(ldr_cluster_t *c)
+static void cluster_destroy(ldr_cluster_t *c)
 {
     ldr_views_destroy(&c->views);
     ldr_members_destroy(&c->members);
@@ -308,7 +308,7 @@ static void destroy(ldr_cluster_t *c)
     ldr_free(c);
 }
 
-static ldr_cluster_t *create(const ldr_cluster_params_t *p)
+static ldr_cluster_t *cluster_create(const ldr_cluster_params_t *p)
 {
     ldr_cluster_t *c = ldr_alloc(sizeof(*c));
 
@@ -332,7 +332,7 @@ static ldr_cluster_t *create(const ldr_cluster_params_t *p)
     if (!ldr_cond_init(&c->wake) || !ldr_cond_init(&c->leave_cond) ||
         !ldr_views_publish(&c->views, NULL, 0, 0, 0)) {
         ldr_fail(LARDER_E_NO_MEMORY, "no memory for a cluster");
-        destroy(c);
+        cluster_destroy(c);
         return NULL;
     }
     return c;
@@ -360,7 +360,7 @@ static larder_status_t configure(ldr_cluster_t *c)
 larder_status_t ldr_cluster_open(const ldr_cluster_params_t *params,
                                  ldr_cluster_t **cluster_p)
 {
-    ldr_cluster_t *c = create(params);
+    ldr_cluster_t *c = cluster_create(params);
     larder_status_t st = c != NULL ? configure(c) : LARDER_E_NO_MEMORY;
 
     *cluster_p = NULL;
@@ -369,7 +369,7 @@ larder_status_t ldr_cluster_open(const ldr_cluster_params_t *params,
     }
     if (st == LARDER_OK) {
         c->runs = c->threads->start(c->threads->arg, &c->thread,
-                                    "larder-cluster", run, c);
+                                    "larder-cluster", cluster_main, c);
         st = c->runs
                  ? st
                  : ldr_fail(LARDER_E_NO_MEMORY, "no thread for the cluster");
@@ -397,13 +397,13 @@ void ldr_cluster_close(ldr_cluster_t *c)
     if (c->source != NULL) {
         c->source->close(c);
     }
-    destroy(c);
+    cluster_destroy(c);
 }
 
 larder_status_t ldr_cluster_check(const ldr_options_t *options)
 {
     const ldr_cluster_params_t params = {.options = options, .seed = 1};
-    ldr_cluster_t *c = create(&params);
+    ldr_cluster_t *c = cluster_create(&params);
 
     if (c == NULL) {
         return LARDER_E_NO_MEMORY;

@@ -78,7 +78,7 @@ static bool is_twice(ldr_cluster_t *c, const dns_t *d, size_t count)
 }
 
 /* RFC 2782: a weight of 0 in all of them says nothing about weights. */
-static void answer(ldr_cluster_t *c, dns_t *d, uint32_t count)
+static void records_answer(ldr_cluster_t *c, dns_t *d, uint32_t count)
 {
     bool weights = false, self = false;
 
@@ -113,7 +113,7 @@ static bool reserve_members(dns_t *d, uint32_t count)
 }
 
 /* Asks once; gives how many seconds later it is asked again. */
-static uint32_t ask(ldr_cluster_t *c, dns_t *d)
+static uint32_t records_ask(ldr_cluster_t *c, dns_t *d)
 {
     uint32_t count = 0, ttl_s = 0;
     bool addresses = false;
@@ -138,7 +138,7 @@ static uint32_t ask(ldr_cluster_t *c, dns_t *d)
     }
     if (error == 0 || error == -ENOENT || (error == -ENODATA && !addresses)) {
         d->failed = 0;
-        answer(c, d, count);
+        records_answer(c, d, count);
     } else {
         d->failed++;
         if (error == -ENODATA) {
@@ -156,7 +156,7 @@ static uint64_t dns_step(ldr_cluster_t *c)
     dns_t *d = c->state;
 
     if (ldr_now_ns(c->clock) >= d->next_ns) {
-        uint32_t wait_s = ask(c, d);
+        uint32_t wait_s = records_ask(c, d);
 
         d->next_ns = ldr_now_ns(c->clock) + wait_s * NS_PER_S;
     }

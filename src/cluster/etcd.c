@@ -1,4 +1,10 @@
-/* This node's key in etcd: its lease, its value, and that it stays there. */
+/*
+ * This node's key in etcd: its lease, its value, and that it stays there;
+ * etcd.h has the whole of it. Everything runs in the cluster's thread, to which
+ * all belongs that stands above e->lock in etcd.h. It takes c->lock (the
+ * cluster's) and e->lock (of what the watch has read) one after the other, each
+ * for a few fields, and neither across a call of etcd.
+ */
 #include "cluster/etcd.h"
 
 #include <stdio.h>
@@ -20,7 +26,7 @@
 
 /* ---- what is written ---- */
 
-static ldr_member_t wanted(ldr_etcd_t *e)
+static ldr_member_t member_to_write(ldr_etcd_t *e)
 {
     ldr_cluster_t *c = e->c;
 
@@ -84,7 +90,7 @@ static bool grant(ldr_etcd_t *e)
 }
 
 /* {"result":{"ID":...,"TTL":"15"}}; without a TTL the lease is lost. */
-static bool keep(ldr_etcd_t *e)
+static bool lease_renew(ldr_etcd_t *e)
 {
     uint64_t ttl = 0;
     bool answered = false;
@@ -248,7 +254,7 @@ static bool is_own(ldr_etcd_t *e, const answer_t *a)
 /* Creates the key or changes it. *taken_p: another node has it. */
 static bool write_key(ldr_etcd_t *e, bool *taken_p)
 {
-    ldr_member_t m = wanted(e);
+    ldr_member_t m = member_to_write(e);
     answer_t *a = ldr_alloc(sizeof(*a));
     bool done = false;
 
@@ -259,7 +265,7 @@ static bool write_key(ldr_etcd_t *e, bool *taken_p)
     }
     if (e->joined_ns == 0) {
         e->joined_ns = ldr_now_ns(e->c->clock);
-        m = wanted(e);
+        m = member_to_write(e);
     }
     /* A revision of 0: there is no key. A call that was carried out although
      * it was not answered leaves one of this run. */
@@ -327,7 +333,7 @@ static bool carry_out_order(ldr_etcd_t *e)
  * is asked whether there is something that the stream has not told: a key that
  * is newer, or another number of keys. Twice in a row, the stream begins
  * again. */
-static bool look(ldr_etcd_t *e)
+static bool watch_check(ldr_etcd_t *e)
 {
     char key[LDR_ETCD_BASE64(LDR_ETCD_KEY)], end[LDR_ETCD_BASE64(LDR_ETCD_KEY)];
     char body[2 * sizeof(key) + 160], last[LDR_ETCD_KEY], name[32];
@@ -394,10 +400,10 @@ static void look_for_own(ldr_etcd_t *e)
 }
 
 /* One thing that is due. False, with a text: etcd did not answer. */
-static bool work(ldr_etcd_t *e, bool *taken_p)
+static bool do_what_is_due(ldr_etcd_t *e, bool *taken_p)
 {
     uint64_t now_ns = ldr_now_ns(e->c->clock);
-    ldr_member_t m = wanted(e);
+    ldr_member_t m = member_to_write(e);
 
     *taken_p = false;
     if (e->lease == 0) {
@@ -406,7 +412,7 @@ static bool work(ldr_etcd_t *e, bool *taken_p)
         }
         e->keep_ns = now_ns + KEEP_NS;
     }
-    if (now_ns >= e->keep_ns && !keep(e)) {
+    if (now_ns >= e->keep_ns && !lease_renew(e)) {
         return false;
     }
     if (e->lease == 0) {
@@ -415,13 +421,13 @@ static bool work(ldr_etcd_t *e, bool *taken_p)
     if (!is_written(e, &m)) {
         return write_key(e, taken_p) || *taken_p;
     }
-    return carry_out_order(e) && (now_ns < e->look_ns || look(e));
+    return carry_out_order(e) && (now_ns < e->look_ns || watch_check(e));
 }
 
 static uint64_t next_ns(ldr_etcd_t *e)
 {
     uint64_t now_ns = ldr_now_ns(e->c->clock), next = e->keep_ns;
-    ldr_member_t m = wanted(e);
+    ldr_member_t m = member_to_write(e);
 
     if (e->lease == 0 || !is_written(e, &m)) {
         next = now_ns;
@@ -451,7 +457,7 @@ static uint64_t etcd_step(ldr_cluster_t *c)
         look_for_own(e);
     }
     if (now_ns >= e->retry_ns) {
-        bool good = work(e, &taken);
+        bool good = do_what_is_due(e, &taken);
 
         ldr_mutex_lock(&e->lock);
         bool watching = e->watching;
@@ -486,7 +492,7 @@ static larder_status_t etcd_start(ldr_cluster_t *c)
     e->keeper.canceled = &c->stop;
     e->watcher.canceled = &e->cancel;
     e->look_ns = ldr_now_ns(c->clock) + LOOK_NS;
-    e->runs = c->threads->start(c->threads->arg, &e->thread, "larder-watch",
+    e->runs = c->threads->start(c->threads->arg, &e->thread, "larder-etcd",
                                 ldr_etcd_watch, e);
     return e->runs ? LARDER_OK
                    : ldr_fail(LARDER_E_NO_MEMORY, "no thread for etcd's watch");

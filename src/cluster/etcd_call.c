@@ -1,4 +1,8 @@
-/* One call of etcd's JSON gateway, and what is in it. */
+/*
+ * One call of etcd's JSON gateway, and what is in it. A conn (ldr_etcd_conn_t)
+ * belongs to one thread, which makes one call at a time; a call ends when
+ * another thread sets *canceled.
+ */
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <stdio.h>

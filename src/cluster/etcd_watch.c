@@ -3,6 +3,9 @@
  * A stream that ends, for whatever reason (a server that stopped, history that
  * was compacted), begins again with reading all keys: nothing is ever missed by
  * it, and no event needs to be remembered.
+ *
+ * The stream is read in a thread of its own (larder-etcd). What it has read is
+ * changed and collected with e->lock, which no call is made under.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +25,8 @@
 static const char members_part[] = "members/", drain_part[] = "drain/";
 
 /* NULL: none of ours. */
-static const char *name_of(const ldr_etcd_t *e, const char *key, bool *drain_p)
+static const char *name_of_key(const ldr_etcd_t *e, const char *key,
+                               bool *drain_p)
 {
     size_t prefix = strlen(e->prefix);
 
@@ -39,7 +43,7 @@ static const char *name_of(const ldr_etcd_t *e, const char *key, bool *drain_p)
     return ldr_tenant_name_ok(key) ? key : NULL;
 }
 
-static ldr_etcd_entry_t *find(ldr_etcd_t *e, const char *name, bool drain)
+static ldr_etcd_entry_t *entry_find(ldr_etcd_t *e, const char *name, bool drain)
 {
     for (size_t i = 0; i < e->count; i++) {
         if (e->entries[i].drain == drain &&
@@ -65,13 +69,13 @@ static void say_refused(ldr_etcd_t *e, const ldr_etcd_entry_t *one,
 static bool put_key(ldr_etcd_t *e, const ldr_etcd_kv_t *kv, bool fresh)
 {
     bool drain = false;
-    const char *name = name_of(e, kv->key, &drain);
+    const char *name = name_of_key(e, kv->key, &drain);
 
     if (name == NULL) {
         e->foreign += fresh;
         return true;
     }
-    ldr_etcd_entry_t *one = find(e, name, drain);
+    ldr_etcd_entry_t *one = entry_find(e, name, drain);
     const char *before = one != NULL ? one->refused : NULL;
     if (one == NULL) {
         if (!ldr_grow(&e->entries, &e->capacity, e->count + 1, sizeof(*one))) {
@@ -96,8 +100,8 @@ static bool put_key(ldr_etcd_t *e, const ldr_etcd_kv_t *kv, bool fresh)
 static void remove_key(ldr_etcd_t *e, const ldr_etcd_kv_t *kv)
 {
     bool drain = false;
-    const char *name = name_of(e, kv->key, &drain);
-    ldr_etcd_entry_t *one = name != NULL ? find(e, name, drain) : NULL;
+    const char *name = name_of_key(e, kv->key, &drain);
+    ldr_etcd_entry_t *one = name != NULL ? entry_find(e, name, drain) : NULL;
 
     if (one != NULL) {
         *one = e->entries[--e->count];
@@ -125,13 +129,14 @@ static int by_address(const void *a, const void *b)
 
 /* The members of an answer, into e->answer; of two with one address the
  * newer one, whose node has that address now. With the lock. */
-static uint32_t collect(ldr_etcd_t *e, uint64_t *refused_p, bool *drain_p)
+static uint32_t members_collect(ldr_etcd_t *e, uint64_t *refused_p,
+                                bool *drain_p)
 {
     order_t *order = ldr_alloc((e->count + 1) * sizeof(*order));
     uint32_t count = 0, listed = 0;
 
     *refused_p = 0;
-    *drain_p = find(e, e->c->self.name, true) != NULL;
+    *drain_p = entry_find(e, e->c->self.name, true) != NULL;
     if (order == NULL || !ldr_grow(&e->answer, &e->answer_capacity,
                                    e->count + 1, sizeof(*e->answer))) {
         ldr_free(order);
@@ -165,7 +170,7 @@ void ldr_etcd_answer(ldr_etcd_t *e)
 
     ldr_mutex_lock(&e->lock);
     if (e->dirty) {
-        count = collect(e, &refused, &drain);
+        count = members_collect(e, &refused, &drain);
         e->dirty = count == UINT32_MAX;
     }
     ldr_mutex_unlock(&e->lock);
@@ -182,7 +187,7 @@ void ldr_etcd_answer(ldr_etcd_t *e)
 bool ldr_etcd_has_own(ldr_etcd_t *e, uint64_t revision)
 {
     ldr_mutex_lock(&e->lock);
-    const ldr_etcd_entry_t *own = find(e, e->c->self.name, false);
+    const ldr_etcd_entry_t *own = entry_find(e, e->c->self.name, false);
     bool has = e->revision < revision || (own != NULL && own->refused == NULL &&
                                           own->member.run == e->c->self.run);
     ldr_mutex_unlock(&e->lock);

@@ -1,4 +1,8 @@
-/* HTTP by libcurl, which is loaded when it is first needed. */
+/*
+ * HTTP by libcurl, which is loaded when it is first needed. A request belongs
+ * to its thread; it ends at its deadline, or when another thread sets
+ * *canceled.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -26,7 +26,7 @@ typedef struct piece {
 } piece_t;
 
 /* Up to the separator; what is behind it stays in rest. */
-static piece_t cut(piece_t *rest, char separator)
+static piece_t piece_cut(piece_t *rest, char separator)
 {
     const char *end = memchr(rest->at, separator, rest->bytes);
     piece_t one = {rest->at,
@@ -37,7 +37,7 @@ static piece_t cut(piece_t *rest, char separator)
     return one;
 }
 
-static bool copy(piece_t from, char *to, size_t size)
+static bool piece_copy(piece_t from, char *to, size_t size)
 {
     if (from.bytes >= size) {
         return false;
@@ -50,9 +50,9 @@ static bool copy(piece_t from, char *to, size_t size)
 static larder_status_t read_member(piece_t text, ldr_member_t *m)
 {
     piece_t rest = text;
-    piece_t name = cut(&rest, '='), address = cut(&rest, '/');
+    piece_t name = piece_cut(&rest, '='), address = piece_cut(&rest, '/');
     bool has_zone = address.at + address.bytes < text.at + text.bytes;
-    piece_t zone = cut(&rest, '/'), weight = rest;
+    piece_t zone = piece_cut(&rest, '/'), weight = rest;
     char number[16] = "1";
     uint64_t value = 0;
     ldr_address_t parsed;
@@ -61,10 +61,10 @@ static larder_status_t read_member(piece_t text, ldr_member_t *m)
     m->share = LDR_SHARE_FULL;
     if (!ldr_address_parse(address.at, address.bytes, &parsed) ||
         strcmp(parsed.port, "0") == 0 ||
-        !copy(name, m->name, sizeof(m->name)) ||
-        !copy(address, m->address, sizeof(m->address)) ||
-        !copy(zone, m->zone, sizeof(m->zone)) ||
-        (weight.bytes > 0 && !copy(weight, number, sizeof(number))) ||
+        !piece_copy(name, m->name, sizeof(m->name)) ||
+        !piece_copy(address, m->address, sizeof(m->address)) ||
+        !piece_copy(zone, m->zone, sizeof(m->zone)) ||
+        (weight.bytes > 0 && !piece_copy(weight, number, sizeof(number))) ||
         !ldr_parse_uint(number, &value) || value > LDR_WEIGHT_MAX) {
         return ldr_fail(LARDER_E_INVALID,
                         "option cluster: member '%.*s': write NAME=HOST:PORT, "
@@ -83,7 +83,7 @@ static larder_status_t read_member(piece_t text, ldr_member_t *m)
     return st;
 }
 
-static larder_status_t add(list_t *l, const ldr_member_t *m)
+static larder_status_t member_add(list_t *l, const ldr_member_t *m)
 {
     for (size_t i = 0; i < l->count; i++) {
         if (l->members[i].id == m->id) {
@@ -106,7 +106,7 @@ static larder_status_t add(list_t *l, const ldr_member_t *m)
     return LARDER_OK;
 }
 
-static piece_t trim(piece_t p)
+static piece_t piece_trim(piece_t p)
 {
     while (p.bytes > 0 && (p.at[0] == ' ' || p.at[0] == '\t')) {
         p.at++;
@@ -126,14 +126,14 @@ static larder_status_t read_text(list_t *l, piece_t text, char separator)
     ldr_member_t m;
 
     while (text.bytes > 0 && st == LARDER_OK) {
-        piece_t one = trim(cut(&text, separator));
+        piece_t one = piece_trim(piece_cut(&text, separator));
 
         if (separator == '\n' && (one.bytes == 0 || one.at[0] == '#')) {
             continue;
         }
         st = read_member(one, &m);
         if (st == LARDER_OK) {
-            st = add(l, &m);
+            st = member_add(l, &m);
         }
     }
     return st;

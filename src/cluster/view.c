@@ -1,4 +1,8 @@
-/* Views: made once, read by everybody, freed by the last one who held them. */
+/*
+ * Views: made once, read by everybody, freed by the last one who held them. The
+ * cluster's thread publishes, with the cluster's lock. Any thread takes and
+ * gives a view without a lock, by counts of references.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -86,7 +90,7 @@ static bool hash_members(const ldr_member_t *members, uint32_t count,
     return done;
 }
 
-static void destroy(view_t *v)
+static void view_destroy(view_t *v)
 {
     if (v != NULL) {
         ldr_placement_destroy(v->placement);
@@ -96,7 +100,7 @@ static void destroy(view_t *v)
     }
 }
 
-static bool place(view_t *v)
+static bool view_place(view_t *v)
 {
     ldr_placed_t *placed = ldr_alloc((v->count + 1u) * sizeof(*placed));
 
@@ -118,8 +122,8 @@ static bool place(view_t *v)
     return v->placement != NULL;
 }
 
-static view_t *create(const ldr_member_t *members, uint32_t count,
-                      uint64_t self, uint64_t generation)
+static view_t *view_create(const ldr_member_t *members, uint32_t count,
+                           uint64_t self, uint64_t generation)
 {
     view_t *v = ldr_alloc(sizeof(*v));
     ldr_member_t *copy = ldr_alloc((count + 1u) * sizeof(*copy));
@@ -140,8 +144,8 @@ static view_t *create(const ldr_member_t *members, uint32_t count,
     v->generation = generation;
     v->refs = BIAS;
     v->self = ldr_view_find((ldr_view_t *)v, self);
-    if (!hash_members(copy, count, v->hash) || !place(v)) {
-        destroy(v);
+    if (!hash_members(copy, count, v->hash) || !view_place(v)) {
+        view_destroy(v);
         return NULL;
     }
     return v;
@@ -150,7 +154,7 @@ static view_t *create(const ldr_member_t *members, uint32_t count,
 bool ldr_views_publish(ldr_views_t *views, const ldr_member_t *members,
                        uint32_t count, uint64_t self, uint64_t generation)
 {
-    view_t *v = create(members, count, self, generation);
+    view_t *v = view_create(members, count, self, generation);
     unsigned slot = 0;
 
     if (v == NULL) {
@@ -162,7 +166,7 @@ bool ldr_views_publish(ldr_views_t *views, const ldr_member_t *members,
     }
     if (slot == LDR_SLOTS) {
         ldr_fail(LARDER_E_FULL, "%u views are held", LDR_SLOTS);
-        destroy(v);
+        view_destroy(v);
         return false;
     }
     v->views = views;
@@ -177,12 +181,12 @@ bool ldr_views_publish(ldr_views_t *views, const ldr_member_t *members,
     if (__atomic_add_fetch(&before->refs, (int64_t)(old / COUNT_ONE) - BIAS,
                            __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&views->slot[before->slot], NULL, __ATOMIC_RELEASE);
-        destroy(before);
+        view_destroy(before);
     }
     return true;
 }
 
-static const ldr_view_t *take(ldr_views_t *views)
+static const ldr_view_t *view_current(ldr_views_t *views)
 {
     /* Pairs with the exchange of publish: what it put there is whole. */
     uint64_t old =
@@ -205,7 +209,7 @@ void ldr_view_give(const ldr_view_t *view)
 
     if (__atomic_sub_fetch(&v->refs, 1, __ATOMIC_ACQ_REL) == 0) {
         __atomic_store_n(&v->views->slot[v->slot], NULL, __ATOMIC_RELEASE);
-        destroy(v);
+        view_destroy(v);
     }
 }
 
@@ -215,7 +219,7 @@ void ldr_views_destroy(ldr_views_t *views)
 
     for (unsigned i = 0; i < LDR_SLOTS; i++) {
         held += views->slot[i] != NULL;
-        destroy((view_t *)views->slot[i]);
+        view_destroy((view_t *)views->slot[i]);
     }
     LDR_ASSERT(held <= 1 && "all views but the current one were given back");
 }
@@ -232,7 +236,7 @@ static bool same_member(const ldr_member_t *a, const ldr_member_t *b)
 bool ldr_views_same(ldr_views_t *views, const ldr_member_t *members,
                     uint32_t count)
 {
-    const ldr_view_t *v = take(views);
+    const ldr_view_t *v = view_current(views);
     bool same = v->generation > 0 && v->count == count;
 
     for (uint32_t i = 0; same && i < count; i++) {
@@ -246,7 +250,7 @@ bool ldr_views_same(ldr_views_t *views, const ldr_member_t *members,
 
 const ldr_view_t *ldr_cluster_view(ldr_cluster_t *c)
 {
-    return take(&c->views);
+    return view_current(&c->views);
 }
 
 uint32_t ldr_view_find(const ldr_view_t *view, uint64_t id)

@@ -140,7 +140,7 @@ void ldr_gpu_copier_free(larder_gpu_t *gpu, ldr_gpu_copier_t *copier)
 
 /* One that nobody has; NULL: all are taken, or there is no memory. With
  * gpu->lock. */
-static ldr_gpu_copier_t *find(larder_gpu_t *gpu, bool *full_p)
+static ldr_gpu_copier_t *copier_find(larder_gpu_t *gpu, bool *full_p)
 {
     *full_p = true;
     for (unsigned i = 0; i < LDR_GPU_COPIERS; i++) {
@@ -165,7 +165,7 @@ larder_status_t ldr_gpu_copier_take(larder_gpu_t *gpu, uint64_t deadline_ns,
     ldr_gpu_copier_t *copier;
 
     ldr_mutex_lock(&gpu->lock);
-    while ((copier = find(gpu, &full)) == NULL && full && in_time) {
+    while ((copier = copier_find(gpu, &full)) == NULL && full && in_time) {
         in_time = ldr_cond_wait_until(&gpu->freed, &gpu->lock, deadline_ns);
     }
     ldr_mutex_unlock(&gpu->lock);

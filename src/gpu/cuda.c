@@ -19,7 +19,7 @@ static ldr_cuda_t table;
 static bool loaded;
 
 /* Every symbol, or the name of the first that is missing and must not be. */
-static const char *fill(void *library, ldr_cuda_t *cuda)
+static const char *symbols_fill(void *library, ldr_cuda_t *cuda)
 {
     void *at;
 
@@ -55,7 +55,7 @@ const ldr_cuda_t *ldr_cuda(void)
                      "no CUDA driver: %s; install NVIDIA's driver", dlerror());
         } else {
             ldr_cuda_t new;
-            const char *missing = fill(library, &new);
+            const char *missing = symbols_fill(library, &new);
             ldr_cu_t result = missing == NULL ? new.init(0) : 0;
 
             if (missing != NULL) {

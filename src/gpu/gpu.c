@@ -122,7 +122,7 @@ static void no_kernel(larder_gpu_t *gpu)
     ldr_fail_clear();
 }
 
-static larder_status_t make(larder_gpu_t *gpu, const char *nvrtc)
+static larder_status_t gpu_make(larder_gpu_t *gpu, const char *nvrtc)
 {
     const ldr_cuda_t *cuda = gpu->cuda;
     int device, greatest;
@@ -189,7 +189,7 @@ larder_status_t larder_gpu_open(const larder_gpu_params_t *params,
     ldr_mutex_init(&gpu->lock);
     ldr_cond_init(&gpu->freed);
     pthread_rwlock_init(&gpu->range_lock, NULL);
-    st = make(gpu, p.nvrtc);
+    st = gpu_make(gpu, p.nvrtc);
     if (st != LARDER_OK) {
         larder_gpu_close(&gpu);
         return st;
@@ -258,7 +258,7 @@ larder_status_t larder_gpu_stats(larder_gpu_t *gpu, larder_gpu_stats_t *out)
 /* ---- registered memory ---- */
 
 /* The first range that ends after this address. With range_lock. */
-static uint32_t find(const larder_gpu_t *gpu, const uint8_t *at)
+static uint32_t range_find(const larder_gpu_t *gpu, const uint8_t *at)
 {
     uint32_t low = 0, high = gpu->range_count;
 
@@ -281,7 +281,7 @@ size_t ldr_gpu_reach(larder_gpu_t *gpu, const uint8_t *at, size_t bytes,
     size_t reach = 0;
 
     pthread_rwlock_rdlock(&gpu->range_lock);
-    uint32_t i = find(gpu, at);
+    uint32_t i = range_find(gpu, at);
     if (i < gpu->range_count && gpu->ranges[i].base <= at) {
         const ldr_gpu_range_t *r = &gpu->ranges[i];
 
@@ -313,7 +313,7 @@ static bool insert(larder_gpu_t *gpu, ldr_gpu_range_t range)
         }
     }
     if (ok) {
-        uint32_t i = find(gpu, range.base);
+        uint32_t i = range_find(gpu, range.base);
 
         memmove(gpu->ranges + i + 1, gpu->ranges + i,
                 (gpu->range_count - i) * sizeof(range));
@@ -390,7 +390,7 @@ void ldr_gpu_unregister(larder_gpu_t *gpu, void *base, size_t bytes)
 
         slice = NULL;
         pthread_rwlock_wrlock(&gpu->range_lock);
-        uint32_t i = find(gpu, first);
+        uint32_t i = range_find(gpu, first);
         if (i < gpu->range_count && gpu->ranges[i].base >= first &&
             gpu->ranges[i].base < (uint8_t *)base + bytes) {
             slice = gpu->ranges[i].base;

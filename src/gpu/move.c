@@ -60,7 +60,7 @@ typedef struct look {
     bool gap;       /* a part of it is nothing, or nowhere */
 } look_t;
 
-static look_t look_at(const struct iovec *iov, uint32_t count)
+static look_t iov_look(const struct iovec *iov, uint32_t count)
 {
     look_t l = {0, 0, false};
 
@@ -111,7 +111,7 @@ static bool reached(larder_gpu_t *gpu, const struct iovec *iov, uint32_t count)
 
 /* By the host's lists. The pages' are long: a shard's are looked at when it is
  * begun, while those before it move. */
-static larder_status_t choose(move_t *m)
+static larder_status_t way_choose(move_t *m)
 {
     const ldr_gpu_copy_t *copy = m->copy;
     uint64_t bytes = 0, runs = 0;
@@ -119,7 +119,7 @@ static larder_status_t choose(move_t *m)
 
     for (uint32_t i = 0; i < copy->count; i++) {
         const ldr_gpu_shard_t *s = &copy->shards[i];
-        look_t host = look_at(s->host, s->host_count);
+        look_t host = iov_look(s->host, s->host_count);
 
         if (host.bytes == 0 || host.bytes > LARDER_VALUE_MAX || host.gap) {
             return ldr_fail(LARDER_E_SIZE, "shard %u: %llu bytes here", i,
@@ -162,7 +162,7 @@ static larder_status_t begin_shard(move_t *m)
     look_t pages = look_at_pages(s->pages, s->page_count);
     m->page = (place_t){s->pages, 0, 0};
     m->host = (ldr_cursor_t){s->host, 0};
-    m->left = look_at(s->host, s->host_count).bytes;
+    m->left = iov_look(s->host, s->host_count).bytes;
     m->reach = 0;
     if (pages.bytes != m->left || pages.gap) {
         return ldr_fail(LARDER_E_SIZE,
@@ -306,7 +306,7 @@ static size_t cut_leaves(move_t *m, ldr_gpu_slot_t *slot, size_t bytes)
 
 /* What is contiguous on the host from here on, up to the piece's size. False:
  * the piece is full, or all shards are cut up, or m->status says why not. */
-static bool cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
+static bool piece_cut(move_t *m, ldr_gpu_slot_t *slot, size_t piece)
 {
     ldr_gpu_run_t *run = NULL;
 
@@ -400,7 +400,7 @@ static ldr_cu_t kernel(move_t *m, ldr_gpu_slot_t *slot)
 }
 
 /* Sets the piece going: both parts, the second after the first. */
-static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
+static ldr_cu_t piece_start(move_t *m, ldr_gpu_slot_t *slot)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
     ldr_cu_stream_t copy = m->copier->copy, kern = m->copier->kernel;
@@ -433,7 +433,8 @@ static ldr_cu_t start(move_t *m, ldr_gpu_slot_t *slot)
 }
 
 /* Waits until the slot's piece is done. */
-static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot, uint64_t spin_ns)
+static larder_status_t piece_finish(move_t *m, ldr_gpu_slot_t *slot,
+                                    uint64_t spin_ns)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
     const struct timespec nap = {0, NAP_NS};
@@ -460,7 +461,7 @@ static larder_status_t finish(move_t *m, ldr_gpu_slot_t *slot, uint64_t spin_ns)
 
 static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
 {
-    larder_status_t st = finish(m, slot, SPIN_NS);
+    larder_status_t st = piece_finish(m, slot, SPIN_NS);
 
     if (st == LARDER_OK && by_cpu(m)) {
         st = ldr_gpu_slot_bounce(m->gpu, slot);
@@ -475,7 +476,7 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
     slot->unit_count = slot->run_count = slot->leaf_count = 0;
     slot->bytes = 0;
     size_t size = slot->ahead_count > 0 ? slot->ahead_bytes : piece_size(m);
-    while (cut(m, slot, size)) {
+    while (piece_cut(m, slot, size)) {
     }
     m->sent = ldr_gpu_is_ahead(slot) && m->way == LDR_GPU_STAGED;
     m->piece = m->sent ? LDR_GPU_PIECE : m->piece;
@@ -492,12 +493,12 @@ static larder_status_t piece(move_t *m, ldr_gpu_slot_t *slot, bool *more_p)
     if (by_cpu(m) && m->copy->load) {
         bounce(m, slot);
     }
-    return ldr_cuda_status(m->gpu->cuda, start(m, slot), "a copy");
+    return ldr_cuda_status(m->gpu->cuda, piece_start(m, slot), "a copy");
 }
 
 /* ---- the whole ---- */
 
-static larder_status_t run(move_t *m)
+static larder_status_t move_run(move_t *m)
 {
     const ldr_cuda_t *cuda = m->gpu->cuda;
     ldr_gpu_copier_t *copier = m->copier;
@@ -519,8 +520,8 @@ static larder_status_t run(move_t *m)
         st = ldr_cuda_status(cuda, result, "a copy's checksums");
     }
     for (unsigned i = 0; i < LDR_GPU_SLOTS && st == LARDER_OK; i++) {
-        st = finish(m, &copier->slot[m->next],
-                    m->copy->load ? SPIN_END_NS : SPIN_NS);
+        st = piece_finish(m, &copier->slot[m->next],
+                          m->copy->load ? SPIN_END_NS : SPIN_NS);
         m->next = (m->next + 1) % LDR_GPU_SLOTS;
     }
     if (st == LARDER_OK && !by_cpu(m)) {
@@ -531,13 +532,13 @@ static larder_status_t run(move_t *m)
         ldr_gpu_shard_t *s = &m->copy->shards[i];
 
         s->crc = ldr_gpu_crc(m->gpu->powers, copier->sums_here[i],
-                             look_at(s->host, s->host_count).bytes);
+                             iov_look(s->host, s->host_count).bytes);
     }
     return st;
 }
 
 /* After a failure: nothing may be under way. */
-static void settle(move_t *m)
+static void slots_settle(move_t *m)
 {
     ldr_cu_t result = ldr_gpu_copier_sync(m->gpu, m->copier);
 
@@ -551,12 +552,12 @@ static void settle(move_t *m)
 }
 
 /* Chooses the way and begins the first shard; again, if it needs another. */
-static larder_status_t begin(move_t *m)
+static larder_status_t shard_begin(move_t *m)
 {
     larder_status_t st;
 
     do {
-        st = choose(m);
+        st = way_choose(m);
         m->shard = 0;
         m->done = m->piece = 0;
         m->status = LARDER_OK;
@@ -579,12 +580,12 @@ static larder_status_t early(move_t *m)
     larder_status_t st = ldr_cuda_status(m->gpu->cuda, result, "a copy");
 
     st = st == LARDER_OK ? copy->ready(copy->arg, &copy->after) : st;
-    st = st == LARDER_OK ? begin(m) : st;
+    st = st == LARDER_OK ? shard_begin(m) : st;
     return st == LARDER_OK ? ldr_gpu_await(m->gpu, copy) : st;
 }
 
 /* In the context, after what comes first. */
-static larder_status_t move(move_t *m)
+static larder_status_t move_carry_out(move_t *m)
 {
     ldr_gpu_copy_t *copy = m->copy;
     larder_status_t st =
@@ -595,7 +596,7 @@ static larder_status_t move(move_t *m)
     }
     ldr_gpu_ahead_forget(m->copier);
     if (copy->ready != NULL && (st = early(m)) != LARDER_OK) {
-        settle(m);
+        slots_settle(m);
         ldr_gpu_copier_give(m->gpu, m->copier);
         return st;
     }
@@ -603,12 +604,12 @@ static larder_status_t move(move_t *m)
         for (uint32_t i = 0; i < copy->count; i++) {
             copy->shards[i].crc = 0;
         }
-        st = run(m);
+        st = move_run(m);
         if (st != LARDER_OK) {
-            settle(m);
+            slots_settle(m);
         }
         /* odd: all once more, by another way */
-    } while (m->odd && (st = begin(m)) == LARDER_OK);
+    } while (m->odd && (st = shard_begin(m)) == LARDER_OK);
     ldr_gpu_copier_give(m->gpu, m->copier);
     return st;
 }
@@ -628,7 +629,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     if (__atomic_load_n(&gpu->broken, __ATOMIC_RELAXED)) {
         return ldr_fail(LARDER_E_IO, "the GPU does not answer any more");
     }
-    st = copy->ready == NULL ? begin(&m) : choose(&m);
+    st = copy->ready == NULL ? shard_begin(&m) : way_choose(&m);
     st = st == LARDER_OK ? ldr_gpu_enter(gpu) : st;
     if (st != LARDER_OK) {
         return st;
@@ -637,7 +638,7 @@ larder_status_t ldr_gpu_move(larder_gpu_t *gpu, ldr_gpu_copy_t *copy)
     prctl(PR_SET_TIMERSLACK, 1000L);
     st = copy->ready == NULL ? ldr_gpu_await(gpu, copy) : LARDER_OK;
     if (st == LARDER_OK) {
-        st = move(&m);
+        st = move_carry_out(&m);
     }
     prctl(PR_SET_TIMERSLACK, slack > 0 ? (long)slack : 0L);
     ldr_gpu_leave(gpu);

@@ -43,7 +43,7 @@ typedef struct nvrtc {
 #undef X
 } nvrtc_t;
 
-static larder_status_t load(const char *path, nvrtc_t *n)
+static larder_status_t library_load(const char *path, nvrtc_t *n)
 {
     static const char *const names[] = {"libnvrtc.so.13", "libnvrtc.so.12",
                                         "libnvrtc.so"};
@@ -165,8 +165,9 @@ static void cache_write(const char *path, const void *image, size_t bytes)
 
 /* ---- compiling ---- */
 
-static larder_status_t run(const nvrtc_t *n, program_t program,
-                           int architecture, void **image_p, size_t *bytes_p)
+static larder_status_t program_compile(const nvrtc_t *n, program_t program,
+                                       int architecture, void **image_p,
+                                       size_t *bytes_p)
 {
     char which[40], log[LOG_MAX] = "";
     const char *options[] = {which};
@@ -204,7 +205,7 @@ larder_status_t ldr_nvrtc_compile(const char *source, const char *library,
     uint8_t sum[SUM_BYTES];
     char path[560];
     program_t program = NULL;
-    larder_status_t st = load(library, &n);
+    larder_status_t st = library_load(library, &n);
 
     if (st != LARDER_OK) {
         return st;
@@ -220,7 +221,7 @@ larder_status_t ldr_nvrtc_compile(const char *source, const char *library,
     if (n.create(&program, source, "larder.cu", 0, NULL, NULL) != 0) {
         return ldr_fail(LARDER_E_UNSUPPORTED, "libnvrtc gave no program");
     }
-    st = run(&n, program, architecture, image_p, bytes_p);
+    st = program_compile(&n, program, architecture, image_p, bytes_p);
     n.destroy(&program);
     if (st == LARDER_OK && cached) {
         cache_write(path, *image_p, *bytes_p);

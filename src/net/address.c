@@ -1,4 +1,8 @@
-/* TCP addresses: parsing, resolving, listening, connecting. */
+/*
+ * TCP addresses: parsing, resolving, listening, connecting. Any thread may
+ * call: nothing is kept. A call that connects ends when another thread sets
+ * *canceled.
+ */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>

@@ -79,14 +79,14 @@ static larder_status_t stopped_by(ldr_conn_t *c, int error)
 }
 
 /* Whether nothing was heard since then, although it is a while ago. */
-static bool silent(const ldr_conn_t *c, uint64_t since_ns)
+static bool is_silent(const ldr_conn_t *c, uint64_t since_ns)
 {
     return c->heard_ns < since_ns && ldr_conn_now(c) - since_ns >= LDR_SICK_NS;
 }
 
 /* Some requests wait for disks. A ping is answered at once by a daemon that is
  * well: it tells the one from the other. */
-static void ping(ldr_conn_t *c)
+static void ping_send(ldr_conn_t *c)
 {
     uint8_t at[LDR_FRAME_BYTES];
     struct iovec iov = {at, sizeof(at)};
@@ -121,19 +121,19 @@ static larder_status_t wait_more(ldr_conn_t *c, const ldr_stop_t *stop,
     int error = ldr_stream_wait(c->link.remote, &c->stream, &slice);
 
     if (error == -ETIMEDOUT && slice.deadline_ns < last_ns) {
-        if (!*pinged_p && silent(c, since_ns)) {
+        if (!*pinged_p && is_silent(c, since_ns)) {
             *pinged_p = true;
-            ping(c);
+            ping_send(c);
         }
         return LARDER_OK;
     }
-    if (error == -ETIMEDOUT && silent(c, since_ns)) {
+    if (error == -ETIMEDOUT && is_silent(c, since_ns)) {
         __atomic_store_n(&c->link.sick, true, __ATOMIC_RELAXED);
         /* What was asked may still be answered: then it is known to be well.
          * The second time a new connection will know more. */
         c->broken |= c->silences++ > 0;
         if (!*pinged_p) {
-            ping(c);
+            ping_send(c);
         }
     }
     return error == 0 ? LARDER_OK : stopped_by(c, error);
@@ -315,8 +315,8 @@ static larder_status_t read_ahead(ldr_conn_t *c, const ldr_stop_t *stop,
 }
 
 /* Whole bytes, by way of what was read ahead. */
-static larder_status_t take(ldr_conn_t *c, uint8_t *to, size_t bytes,
-                            const ldr_stop_t *stop, uint64_t since_ns)
+static larder_status_t conn_read(ldr_conn_t *c, uint8_t *to, size_t bytes,
+                                 const ldr_stop_t *stop, uint64_t since_ns)
 {
     size_t all = bytes;
 
@@ -428,7 +428,7 @@ static larder_status_t take_body(ldr_conn_t *c, uint8_t *head,
         return stopped_by(c, -EPROTO);
     }
     memcpy(b->data, head, LDR_FRAME_BYTES);
-    larder_status_t st = take(c, ldr_body(b), frame->body, stop, since_ns);
+    larder_status_t st = conn_read(c, ldr_body(b), frame->body, stop, since_ns);
     if (st != LARDER_OK) {
         c->broken = true; /* in the middle of a frame */
     } else if (!ldr_frame_check(b->data, frame)) {
@@ -462,7 +462,7 @@ larder_status_t ldr_conn_recv(ldr_conn_t *c, const ldr_stop_t *stop,
         larder_status_t st = skip(c, stop, since_ns);
 
         if (st == LARDER_OK) {
-            st = take(c, head, sizeof(head), stop, since_ns);
+            st = conn_read(c, head, sizeof(head), stop, since_ns);
         }
         if (st != LARDER_OK) {
             return st;

@@ -1,4 +1,8 @@
-/* Loading libcurl. */
+/*
+ * Loading libcurl. Any thread may call: the table ldr_curl is filled once,
+ * under load_lock, is constant after that, and is read without a lock. The
+ * library is never unloaded.
+ */
 #define _GNU_SOURCE
 #include "net/curl.h"
 

@@ -143,9 +143,9 @@ static bool has_address(res_state state, const char *name, uint8_t *message)
     return false;
 }
 
-static int ask(res_state state, const char *name, uint8_t *message,
-               ldr_srv_t *records, uint32_t max, uint32_t *count_p,
-               uint32_t *ttl_s, bool *addresses)
+static int query_send(res_state state, const char *name, uint8_t *message,
+                      ldr_srv_t *records, uint32_t max, uint32_t *count_p,
+                      uint32_t *ttl_s, bool *addresses)
 {
     int bytes =
         res_nsearch(state, name, ns_c_in, ns_t_srv, message, (int)MESSAGE_MAX);
@@ -190,7 +190,8 @@ static int real_srv(void *arg, const char *name, ldr_srv_t *records,
     state.retrans = TRY_S;
     state.retry = TRIES;
     state.options |= RES_USE_EDNS0;
-    error = ask(&state, name, message, records, max, count_p, ttl_s, addresses);
+    error = query_send(&state, name, message, records, max, count_p, ttl_s,
+                       addresses);
     res_nclose(&state);
     ldr_free(message);
     return error;

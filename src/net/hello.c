@@ -1,4 +1,7 @@
-/* The first frames of a session: hello, and proof of who one is. */
+/*
+ * The first frames of a session: hello, and proof of who one is. Runs in the
+ * thread that connects, before any other thread uses the stream.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -139,9 +142,10 @@ static larder_status_t await_first(ldr_remote_t *r, ldr_stream_t *stream,
 }
 
 /* One request and its reply, with nobody else on the stream. */
-static larder_status_t ask(ldr_remote_t *r, ldr_stream_t *stream,
-                           const ldr_stop_t *stop, uint8_t *at, uint16_t opcode,
-                           size_t bytes, ldr_frame_t *reply)
+static larder_status_t hello_call(ldr_remote_t *r, ldr_stream_t *stream,
+                                  const ldr_stop_t *stop, uint8_t *at,
+                                  uint16_t opcode, size_t bytes,
+                                  ldr_frame_t *reply)
 {
     uint32_t left_ms = ldr_left_ms(r->clock, stop->deadline_ns);
     uint64_t wait_ns = ldr_min64((uint64_t)left_ms * 250000u, FIRST_NS);
@@ -205,7 +209,7 @@ static larder_status_t prove(ldr_remote_t *r, ldr_stream_t *stream,
         /* A proof that proves nothing: so the daemon, too, logs and counts
          * who it did not let in, and why. */
         memset(at + LDR_FRAME_BYTES, 0, LDR_MAC_BYTES);
-        ask(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
+        hello_call(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
         return ldr_fail(LARDER_E_DENIED,
                         o->scheme == LDR_SCHEME_UNIX
                             ? "%s: not let in as tenant '%s': put token_file= "
@@ -222,7 +226,8 @@ static larder_status_t prove(ldr_remote_t *r, ldr_stream_t *stream,
         st = ldr_fail(LARDER_E_NO_MEMORY, "hashing failed");
     }
     if (st == LARDER_OK) {
-        st = ask(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
+        st =
+            hello_call(r, stream, stop, at, LDR_OP_AUTH, LDR_MAC_BYTES, &reply);
     }
     /* It must know the token as well: nobody else gets our keys. */
     if (st == LARDER_OK && (reply.body != LDR_MAC_BYTES ||
@@ -256,8 +261,8 @@ larder_status_t ldr_hello_say(ldr_remote_t *r, ldr_stream_t *stream,
         return ldr_fail(LARDER_E_NO_MEMORY, "no randomness");
     }
     larder_status_t st =
-        ask(r, stream, stop, at, LDR_OP_HELLO,
-            ldr_put_hello(at + LDR_FRAME_BYTES, &hello), &reply);
+        hello_call(r, stream, stop, at, LDR_OP_HELLO,
+                   ldr_put_hello(at + LDR_FRAME_BYTES, &hello), &reply);
     if (st != LARDER_OK) {
         return st;
     }

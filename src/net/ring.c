@@ -86,7 +86,7 @@ static uint32_t this_cpu(void)
 }
 
 /* Before and after what one thread at a time does. False: it may not. */
-static bool enter(ldr_ring_t *ring)
+static bool ring_enter(ldr_ring_t *ring)
 {
     if (LDR_DEBUG) {
         bool before =
@@ -97,7 +97,7 @@ static bool enter(ldr_ring_t *ring)
     return LDR_HOLDS(!ring->gone && ring->position % 8 == 0);
 }
 
-static void leave(ldr_ring_t *ring)
+static void ring_leave(ldr_ring_t *ring)
 {
     if (LDR_DEBUG) {
         __atomic_store_n(&ring->entered, false, __ATOMIC_RELAXED);
@@ -169,9 +169,9 @@ static bool write_message(ldr_ring_t *ring, const struct iovec *pieces,
 bool ldr_ring_write(ldr_ring_t *ring, const struct iovec *pieces,
                     unsigned count)
 {
-    bool written = enter(ring) && write_message(ring, pieces, count);
+    bool written = ring_enter(ring) && write_message(ring, pieces, count);
 
-    leave(ring);
+    ring_leave(ring);
     return written;
 }
 
@@ -260,9 +260,9 @@ static ptrdiff_t read_message(ldr_ring_t *ring, uint8_t *to, size_t max)
 
 ptrdiff_t ldr_ring_read(ldr_ring_t *ring, uint8_t *to, size_t max)
 {
-    ptrdiff_t bytes = enter(ring) ? read_message(ring, to, max) : -1;
+    ptrdiff_t bytes = ring_enter(ring) ? read_message(ring, to, max) : -1;
 
-    leave(ring);
+    ring_leave(ring);
     return bytes;
 }
 

@@ -1,4 +1,9 @@
-/* TLS contexts: loading libssl, certificates and rules. */
+/*
+ * TLS contexts: loading libssl, certificates and rules. Any thread may call.
+ * The table ldr_ssl is filled once, under load_lock, and constant after that. A
+ * context's lock guards its SSL_CTX, which SIGHUP replaces: connections that
+ * have begun keep the one before.
+ */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <openssl/err.h>
@@ -35,7 +40,7 @@ static bool loaded; /* under load_lock */
  * Linked in, with its libcrypto: the system's libssl would bring another one,
  * and what one of them made the other may not touch.
  */
-static larder_status_t load(void)
+static larder_status_t library_load(void)
 {
 #define X(name) ldr_ssl.name = name;
     LDR_SSL_MAP(X)
@@ -44,7 +49,7 @@ static larder_status_t load(void)
     return LARDER_OK;
 }
 #else
-static bool find(void *library, const char *name, void *slot)
+static bool symbol_find(void *library, const char *name, void *slot)
 {
     void *symbol = dlsym(library, name);
 
@@ -54,7 +59,7 @@ static bool find(void *library, const char *name, void *slot)
 }
 
 /* Never unloaded: OpenSSL leaves handlers in the process. */
-static larder_status_t load(void)
+static larder_status_t library_load(void)
 {
     ldr_ssl_api_t api;
     const char *missing = NULL;
@@ -67,7 +72,7 @@ static larder_status_t load(void)
                         LIBSSL_NAME, LIBSSL_PACKAGE, dlerror());
     }
 #define X(name)                                                                \
-    if (!find(library, #name, &api.name)) {                                    \
+    if (!symbol_find(library, #name, &api.name)) {                             \
         missing = #name;                                                       \
     }
     LDR_SSL_MAP(X)
@@ -90,7 +95,7 @@ static larder_status_t load_once(void)
 
     ldr_mutex_lock(&load_lock);
     if (!loaded) {
-        st = load();
+        st = library_load();
     }
     ldr_mutex_unlock(&load_lock);
     return st;

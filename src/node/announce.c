@@ -1,4 +1,8 @@
-/* Requests, as the eviction policy hears of them: once each, whole. */
+/*
+ * Announces requests to the eviction policy of their tenant: once each, and
+ * whole. Any thread may call; fingerprints are computed before the node's lock
+ * is taken.
+ */
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "node/node.h"

@@ -1,4 +1,8 @@
-/* Handing memory over, and taking it. */
+/*
+ * Handing memory over, and taking it: see handover.h. ldr_handover_make() and
+ * ldr_handover_use() run while no other thread has the node. The functions that
+ * say what stays behind may be called by any thread, and take the node's lock.
+ */
 #include "node/handover.h"
 
 #include "base/log.h"

@@ -109,7 +109,7 @@ static bool add_entry(page_t *p, uint32_t entry, uint32_t now_s)
 }
 
 /* Gives where to go on. */
-static uint32_t look(page_t *p, uint32_t cursor)
+static uint32_t page_look(page_t *p, uint32_t cursor)
 {
     ldr_node_t *node = p->node;
     uint32_t now_s = ldr_wall_s(node->clock);
@@ -145,7 +145,7 @@ static void read_keys(page_t *p, const ldr_stop_t *stop)
     }
 }
 
-static bool begin(ldr_node_t *node)
+static bool page_begin(ldr_node_t *node)
 {
     ldr_node_lock(node);
     bool mine = !node->listing;
@@ -166,7 +166,7 @@ larder_status_t ldr_node_list(ldr_node_t *node, uint32_t tenant,
     if (p == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a list");
     }
-    if (!begin(node)) {
+    if (!page_begin(node)) {
         ldr_free(p);
         return ldr_fail(LARDER_E_BUSY, "another list is under way: try again");
     }
@@ -174,7 +174,7 @@ larder_status_t ldr_node_list(ldr_node_t *node, uint32_t tenant,
     p->tenant = tenant;
     p->rows = rows;
     while (cursor != LDR_NIL && looked < LOOK_MAX) {
-        uint32_t next = look(p, cursor);
+        uint32_t next = page_look(p, cursor);
 
         if (next == cursor ||
             ldr_host_stopped(&node->host, stop) != LARDER_OK) {

@@ -15,7 +15,8 @@
 
 /* ---- beginning ---- */
 
-static bool settle(ldr_load_t *load, larder_status_t st, larder_cause_t cause)
+static bool load_settle(ldr_load_t *load, larder_status_t st,
+                        larder_cause_t cause)
 {
     load->status = st;
     load->cause = cause;
@@ -35,7 +36,7 @@ static bool settle_held(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
     ldr_store_hold(store, load->chunk);
     ldr_store_used(store, load->chunk);
     ldr_node_used(node, shard);
-    return settle(load, LARDER_OK, LARDER_CAUSE_NONE);
+    return load_settle(load, LARDER_OK, LARDER_CAUSE_NONE);
 }
 
 static void wait_for(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
@@ -50,7 +51,7 @@ static void wait_for(ldr_node_t *node, ldr_load_t *load, uint32_t shard)
     sh->waiters = load;
 }
 
-static bool begin(ldr_node_t *node, ldr_load_t *load);
+static bool load_begin(ldr_node_t *node, ldr_load_t *load);
 
 /* Not in DRAM: reserves room for what a tier below has, and has it fetched.
  * why: the cause of the miss if none has it. */
@@ -74,7 +75,7 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     uint32_t shard;
 
     if (tier == NULL) {
-        return settle(load, LARDER_MISS, why);
+        return load_settle(load, LARDER_MISS, why);
     }
     if (ldr_node_populate(node, store->spaces[t->space].tenant, r.length)) {
         /* The lock was dropped: what was found is found again. */
@@ -87,14 +88,14 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
              ldr_store_resident(store, entry, r.number) != LDR_NIL) ||
             ldr_node_find(node, &sought, &bytes, &cause) != tier ||
             bytes != r.length) {
-            return begin(node, load);
+            return load_begin(node, load);
         }
     }
     r.pin = entry != LDR_NIL &&
             (ldr_entry_flags(ldr_index_at(&store->index, entry)) &
              LDR_ENTRY_PINNED) != 0;
     if (ldr_store_reserve(store, entry, &r, &shard) != LARDER_OK) {
-        return settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
+        return load_settle(load, LARDER_MISS, LARDER_CAUSE_FULL);
     }
     store->shards[shard].tier = (uint8_t)tier->ops->number;
     wait_for(node, load, shard);
@@ -102,7 +103,7 @@ static bool begin_fetch(ldr_node_t *node, ldr_load_t *load, uint32_t entry,
     return false;
 }
 
-static bool begin(ldr_node_t *node, ldr_load_t *load)
+static bool load_begin(ldr_node_t *node, ldr_load_t *load)
 {
     ldr_store_t *store = &node->store;
     const larder_item_t *item = load->target.item;
@@ -110,7 +111,7 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
     larder_cause_t cause;
 
     if (node->mode != LDR_MODE_ON) {
-        return settle(load, LARDER_MISS, LARDER_CAUSE_PAUSED);
+        return load_settle(load, LARDER_MISS, LARDER_CAUSE_PAUSED);
     }
     ldr_name_t name =
         ldr_store_name(store, load->target.space, item->group, item->key);
@@ -128,7 +129,7 @@ static bool begin(ldr_node_t *node, ldr_load_t *load)
             wait_for(node, load, shard);
             return false;
         default: /* being filled: nobody has seen it yet */
-            return settle(load, LARDER_MISS, LARDER_CAUSE_ABSENT);
+            return load_settle(load, LARDER_MISS, LARDER_CAUSE_ABSENT);
         }
     }
     return begin_fetch(node, load, entry, LARDER_CAUSE_ABSENT);
@@ -146,7 +147,7 @@ bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
     clear(load);
     ldr_node_lock(node);
     ldr_node_tick(node);
-    bool settled = begin(node, load);
+    bool settled = load_begin(node, load);
     ldr_node_unlock(node);
     return settled;
 }
@@ -205,7 +206,7 @@ static void wake_waiters(ldr_host_t *host, uint32_t shard, larder_status_t st,
             settle_held((ldr_node_t *)host, load, shard);
         } else {
             load->shard = LDR_NIL;
-            settle(load, st, cause);
+            load_settle(load, st, cause);
         }
         if (load->ready != NULL) {
             load->ready(load);
@@ -289,7 +290,7 @@ void ldr_load_abandon(ldr_node_t *node, ldr_load_t *load, larder_status_t why)
             tier->ops->timed_out(tier, load->shard);
         }
         load->shard = LDR_NIL;
-        settle(load, why, LARDER_CAUSE_NONE);
+        load_settle(load, why, LARDER_CAUSE_NONE);
     }
     ldr_node_unlock(node);
 }

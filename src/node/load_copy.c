@@ -1,4 +1,8 @@
-/* Copying held shards out, and checking them. */
+/*
+ * Copies shards out that a load holds, and checks them. They are held, so their
+ * bytes need no lock. The node's lock is taken only to count, to drop what is
+ * damaged, and to give the shards back.
+ */
 #include "base/bytes.h"
 #include "base/copy.h"
 #include "base/fault.h"

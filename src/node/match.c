@@ -1,4 +1,10 @@
-/* What a chain or a shard could be loaded from, and at which cost. */
+/*
+ * What a chain or a shard could be loaded from, and at which cost. Looks in the
+ * index and asks the tiers in order of cost; reads no disk and holds nothing,
+ * so that what it finds may be gone the moment after. Any thread may call. A
+ * match takes the node's lock for MATCH_SLICE chunks at a time; what is about
+ * one shard is called with the lock.
+ */
 #include "base/bytes.h"
 #include "node/load.h"
 

@@ -1,4 +1,8 @@
-/* A node's part of the figures in base/figures.h. */
+/*
+ * A node's part of the figures in base/figures.h. Any thread may call. A
+ * tenant's counters are copied with the node's lock, and text is composed
+ * without it.
+ */
 #include "node/metrics.h"
 
 #include <stdio.h>

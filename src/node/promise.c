@@ -37,7 +37,7 @@ struct ldr_promises {
     slot_t *table[BUCKETS];
 };
 
-static slot_t **bucket(struct ldr_promises *all, const larder_key_t *key)
+static slot_t **slot_bucket(struct ldr_promises *all, const larder_key_t *key)
 {
     return &all->table[ldr_get32(key->hash) % BUCKETS];
 }
@@ -163,8 +163,8 @@ static bool names(const slot_t *slot, uint32_t space, uint32_t group,
 
 /* ---- promises ---- */
 
-static promise_t **find(ldr_node_t *node, uint32_t tenant,
-                        const larder_token_t *token)
+static promise_t **promise_find(ldr_node_t *node, uint32_t tenant,
+                                const larder_token_t *token)
 {
     promise_t **link = &node->promises->first;
 
@@ -185,7 +185,8 @@ static void end_promise(ldr_node_t *node, promise_t **link)
 
     *link = p->next;
     for (uint32_t i = 0; i < p->slot_count; i++) {
-        slot_t *slot = &p->slots[i], **at = bucket(node->promises, &slot->key);
+        slot_t *slot = &p->slots[i],
+               **at = slot_bucket(node->promises, &slot->key);
 
         fail_slot(node, slot);
         while (*at != slot) {
@@ -229,7 +230,7 @@ static void make_slots(ldr_node_t *node, promise_t *made, const ldr_prefix_t *p)
 
         for (uint32_t k = span.first; k < span.end; k++) {
             slot_t *slot = &made->slots[made->slot_count++];
-            slot_t **head = bucket(node->promises, &p->keys[k]);
+            slot_t **head = slot_bucket(node->promises, &p->keys[k]);
             uint32_t chunk;
 
             *slot = (slot_t){.key = p->keys[k],
@@ -247,13 +248,13 @@ static void make_slots(ldr_node_t *node, promise_t *made, const ldr_prefix_t *p)
 }
 
 /* With the lock. made: its memory. */
-static larder_status_t enter(ldr_node_t *node, promise_t *made,
-                             const ldr_prefix_t *p, uint32_t count)
+static larder_status_t promise_enter(ldr_node_t *node, promise_t *made,
+                                     const ldr_prefix_t *p, uint32_t count)
 {
     uint32_t tenant = node->store.spaces[p->space].tenant;
 
     if (tenant == LDR_NIL) {
-        return ldr_fail(LARDER_E_SPACE, "the space is nobody's");
+        return ldr_fail(LARDER_E_SPACE, "the space belongs to no tenant");
     }
     if (node->promises == NULL) {
         node->promises = ldr_alloc(sizeof(*node->promises));
@@ -261,7 +262,7 @@ static larder_status_t enter(ldr_node_t *node, promise_t *made,
     if (node->promises == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for promises");
     }
-    if (*find(node, tenant, &made->token) != NULL) {
+    if (*promise_find(node, tenant, &made->token) != NULL) {
         return ldr_fail(LARDER_E_INVALID, "the token stands for a promise");
     }
     made->tenant = tenant;
@@ -300,7 +301,7 @@ larder_status_t ldr_promise_make(ldr_node_t *node, const ldr_prefix_t *p,
     made->late_ns = UINT64_MAX;
     made->expires_ns = ldr_now_ns(node->clock) + LDR_PROMISE_LIFE_NS;
     ldr_node_lock(node);
-    larder_status_t st = enter(node, made, p, count);
+    larder_status_t st = promise_enter(node, made, p, count);
     ldr_node_unlock(node);
     if (st != LARDER_OK) {
         ldr_free(made);
@@ -316,9 +317,10 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
     larder_status_t st = LARDER_MISS;
 
     ldr_node_lock(node);
-    promise_t **link = node->promises != NULL
-                           ? find(node, node->store.spaces[space].tenant, token)
-                           : NULL;
+    promise_t **link =
+        node->promises != NULL
+            ? promise_find(node, node->store.spaces[space].tenant, token)
+            : NULL;
     promise_t *p = link != NULL ? *link : NULL;
     if (p != NULL && now_ns >= p->expires_ns) {
         LDR_COUNT(&node->store, p->space, handoffs_expired, 1);
@@ -416,7 +418,7 @@ void ldr_promises_destroy(ldr_node_t *node)
 static slot_t *open_slot(ldr_node_t *node, uint32_t space, uint32_t group,
                          const larder_key_t *key)
 {
-    slot_t *slot = *bucket(node->promises, key);
+    slot_t *slot = *slot_bucket(node->promises, key);
 
     for (; slot != NULL; slot = slot->next) {
         uint32_t chunk;
@@ -527,7 +529,7 @@ bool ldr_promise_wants(const ldr_node_t *node, uint32_t space, uint32_t group,
                        const larder_key_t *key)
 {
     const slot_t *slot =
-        node->promises != NULL ? *bucket(node->promises, key) : NULL;
+        node->promises != NULL ? *slot_bucket(node->promises, key) : NULL;
 
     while (slot != NULL && !names(slot, space, group, key)) {
         slot = slot->next;
@@ -543,7 +545,7 @@ void ldr_promise_committed(ldr_node_t *node, uint32_t chunk)
     if (node->promises == NULL) {
         return;
     }
-    for (slot_t *slot = *bucket(node->promises, &c->key); slot != NULL;
+    for (slot_t *slot = *slot_bucket(node->promises, &c->key); slot != NULL;
          slot = slot->next) {
         if (names(slot, c->space, c->group, &c->key) &&
             is_whole(&node->store, chunk, slot->promise->shards)) {
@@ -559,7 +561,7 @@ void ldr_promise_failed(ldr_node_t *node, uint32_t space, uint32_t group,
     if (node->promises == NULL) {
         return;
     }
-    for (slot_t *slot = *bucket(node->promises, key); slot != NULL;
+    for (slot_t *slot = *slot_bucket(node->promises, key); slot != NULL;
          slot = slot->next) {
         if (names(slot, space, group, key)) {
             fail_slot(node, slot);

@@ -1,4 +1,7 @@
-/* Figures: the struct, and what match expects. */
+/*
+ * Figures: the struct of the API, and what a match expects a load to take. The
+ * counters and measured speeds are the node's: read and written with its lock.
+ */
 #include <stdio.h>
 #include <string.h>
 

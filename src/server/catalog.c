@@ -26,7 +26,7 @@ const char *const ldr_medium_names[LDR_MEDIA] = {"CPU", "STORAGE", "STORAGE"};
 
 /* ---- hashing: seeded, for clients choose what is hashed ---- */
 
-static uint64_t mix(uint64_t x)
+static uint64_t bits_mix(uint64_t x)
 {
     x = (x ^ x >> 32) * UINT64_C(0x9e3779b97f4a7c15);
     return x ^ x >> 29;
@@ -35,10 +35,10 @@ static uint64_t mix(uint64_t x)
 static uint32_t bucket_of(const ldr_catalog_t *c, uint32_t scope,
                           const uint8_t *bytes, size_t count)
 {
-    uint64_t x = mix(c->seed[0] + scope);
+    uint64_t x = bits_mix(c->seed[0] + scope);
 
     for (size_t i = 0; i < count; i += 8) {
-        x = mix((x ^ ldr_get64(bytes + i)) + c->seed[1]);
+        x = bits_mix((x ^ ldr_get64(bytes + i)) + c->seed[1]);
     }
     return (uint32_t)(x >> 32) & c->mask;
 }
@@ -57,7 +57,7 @@ static block_t **digest_bucket(ldr_catalog_t *c, uint32_t scope,
 
 static description_t **print_bucket(ldr_catalog_t *c, uint64_t print)
 {
-    return &c->prints[(uint32_t)(mix(print ^ c->seed[0]) >> 32) & c->mask];
+    return &c->prints[(uint32_t)(bits_mix(print ^ c->seed[0]) >> 32) & c->mask];
 }
 
 block_t *ldr_catalog_block(ldr_catalog_t *c, const ldr_source_t *source,
@@ -263,8 +263,9 @@ static void make_room(ldr_catalog_t *c)
     }
 }
 
-static description_t *find(ldr_catalog_t *c, const ldr_source_t *source,
-                           uint64_t print, const larder_key_t *key)
+static description_t *description_find(ldr_catalog_t *c,
+                                       const ldr_source_t *source,
+                                       uint64_t print, const larder_key_t *key)
 {
     description_t *d = ldr_catalog_first(c, print);
 
@@ -402,7 +403,8 @@ static description_t *description_new(ldr_catalog_t *c, ldr_source_t *s,
 static bool take_chunk(ldr_catalog_t *c, ldr_source_t *s, const chunk_t *chunk)
 {
     ldr_describer_t *t = describer(c, s->tenant);
-    description_t *d = t != NULL ? find(c, s, chunk->print, chunk->key) : NULL;
+    description_t *d =
+        t != NULL ? description_find(c, s, chunk->print, chunk->key) : NULL;
 
     if (d != NULL) { /* it is known: only its age changes */
         use_t *last = &d->uses[ldr_source_blocks(s) - 1];
@@ -427,8 +429,9 @@ static bool take_chunk(ldr_catalog_t *c, ldr_source_t *s, const chunk_t *chunk)
     return true;
 }
 
-static larder_status_t take(ldr_catalog_t *c, const ldr_source_t *wanted,
-                            const ldr_describe_msg_t *m)
+static larder_status_t description_take(ldr_catalog_t *c,
+                                        const ldr_source_t *wanted,
+                                        const ldr_describe_msg_t *m)
 {
     uint8_t digest[LDR_DIGEST_BYTES];
     const uint8_t *parent =
@@ -487,7 +490,7 @@ larder_status_t ldr_catalog_describe(ldr_catalog_t *c, uint32_t tenant,
     memcpy(wanted.model, m->model, sizeof(wanted.model));
     memcpy(wanted.kind, m->kind, sizeof(wanted.kind));
     ldr_mutex_lock(&c->lock);
-    larder_status_t st = take(c, &wanted, m);
+    larder_status_t st = description_take(c, &wanted, m);
     ldr_mutex_unlock(&c->lock);
     return st;
 }

@@ -1,4 +1,9 @@
-/* Where a prompt is: questions of routers. */
+/*
+ * Where a prompt is: questions of routers, by the admin's thread, and what the
+ * publisher asks of other members. A question goes through the sources, one at
+ * a time, with the catalogue's lock; the node's lock is taken inside it for
+ * each block. Members are asked with neither.
+ */
 #include <stdio.h>
 #include <string.h>
 

@@ -3,6 +3,9 @@
  * Nobody tells this node of it, so it is looked up, from time to time: the
  * shared tier's map is here, and members are asked. What a round finds is
  * believed until the next one.
+ *
+ * Called by the publisher's thread. The catalogue's lock is taken for each
+ * round, and the node's inside it; members are asked with neither.
  */
 #include <string.h>
 

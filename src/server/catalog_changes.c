@@ -1,7 +1,10 @@
-/* What a publisher hears of: where described chunks are now, against what it
+/*
+ * What a publisher hears of: where described chunks are now, against what it
  * has published of them. A note that a chunk may have changed only says where
  * to look: what is there is looked up again, so no order of notes can lead to a
- * wrong event. */
+ * wrong event. Called by the publisher's thread, which takes the catalogue's
+ * lock, and inside it the node's.
+ */
 #include <string.h>
 
 #include "base/mem.h"
@@ -88,8 +91,8 @@ static void tell_run(const description_t *d, ldr_catalog_change_t *change,
 }
 
 /* A block that other published chunks have too stays as it is. */
-static void tell(description_t *d, ldr_medium_t medium, bool stored,
-                 ldr_catalog_fn fn, void *arg)
+static void block_tell(description_t *d, ldr_medium_t medium, bool stored,
+                       ldr_catalog_fn fn, void *arg)
 {
     ldr_catalog_change_t change = {
         .source = d->source, .medium = medium, .stored = stored};
@@ -112,14 +115,14 @@ static void tell(description_t *d, ldr_medium_t medium, bool stored,
     }
 }
 
-static void look(ldr_catalog_t *c, description_t *d, uint8_t now,
-                 ldr_catalog_fn fn, void *arg)
+static void description_look(ldr_catalog_t *c, description_t *d, uint8_t now,
+                             ldr_catalog_fn fn, void *arg)
 {
     for (unsigned m = 0; m < LDR_MEDIA; m++) {
         unsigned bit = 1u << m;
 
         if ((d->published & bit) != (now & bit)) {
-            tell(d, (ldr_medium_t)m, (now & bit) != 0, fn, arg);
+            block_tell(d, (ldr_medium_t)m, (now & bit) != 0, fn, arg);
         }
     }
     d->published = now;
@@ -156,7 +159,7 @@ bool ldr_catalog_changes(ldr_catalog_t *c, uint32_t looks, ldr_catalog_fn fn,
             c->dirty_end = &c->dirty;
         }
         for (uint32_t i = 0; i < count; i++) {
-            look(c, all[i], now[i], fn, arg);
+            description_look(c, all[i], now[i], fn, arg);
         }
     }
     bool more = c->dirty != NULL;

@@ -159,6 +159,13 @@ void ldr_cluster_json(ldr_cluster_t *c, ldr_node_t *node, ldr_json_t *j)
         ldr_json_end(j, '}');
     }
     ldr_json_end(j, ']');
+    if (ldr_peers_of(&node->host) != NULL) {
+        ldr_homes_figures_t homes = ldr_peers_homes(ldr_peers_of(&node->host));
+
+        ldr_json_number(j, "homes", homes.known);
+        ldr_json_number(j, "homes_dropped", homes.dropped);
+        ldr_json_number(j, "copies", homes.copies);
+    }
     ldr_json_end(j, '}');
     ldr_free(members);
     ldr_view_give(v);

@@ -2,6 +2,9 @@
  * Hello and authentication. A peer that nobody knows and one with a wrong
  * token are told the same, after the same work: what is wrong is for the log
  * and the metrics only.
+ *
+ * Runs in the session's loop. How many sessions a tenant has is counted with
+ * server->tenant_lock.
  */
 #include <string.h>
 #include <unistd.h>

@@ -7,6 +7,9 @@
  * `pending` counts the loads of a request that have begun and are not settled,
  * and one more until all have begun: whoever takes the last one away has the
  * request settled, in its loop.
+ *
+ * Handlers run in the session's loop; a load is settled in any thread, with the
+ * node's lock.
  */
 #include "server/session.h"
 #include "server/stage.h"

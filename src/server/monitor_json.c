@@ -1,4 +1,8 @@
-/* The state of everything as JSON, for the dashboard. */
+/*
+ * The state of everything as JSON, for the dashboard. Called by the admin's
+ * thread. The monitor's lock is held while it composes, and the node's is taken
+ * inside it. A new snapshot is all that it changes.
+ */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,8 @@
-/* The requests that move no payload. */
+/*
+ * The requests that move no payload. ldr_handle_*() and finish_*() run in the
+ * thread of the session's loop, job_*() in a job's thread, where they may wait
+ * for a disk. A request is in one of the two at a time, so it needs no lock.
+ */
 #include <string.h>
 
 #include "base/mem.h"

@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 
-static uint8_t *take(ldr_pack_t *p, size_t bytes)
+static uint8_t *room_take(ldr_pack_t *p, size_t bytes)
 {
     if (p->failed || !ldr_grow(&p->at, &p->capacity, p->bytes + bytes, 1)) {
         p->failed = true;
@@ -19,9 +19,10 @@ static uint8_t *take(ldr_pack_t *p, size_t bytes)
 }
 
 /* A byte that says which form it is, and a big-endian number behind it. */
-static void put(ldr_pack_t *p, uint8_t form, uint64_t value, unsigned bytes)
+static void number_put(ldr_pack_t *p, uint8_t form, uint64_t value,
+                       unsigned bytes)
 {
-    uint8_t *at = take(p, 1 + bytes);
+    uint8_t *at = room_take(p, 1 + bytes);
 
     if (at != NULL) {
         *at++ = form;
@@ -33,21 +34,21 @@ static void put(ldr_pack_t *p, uint8_t form, uint64_t value, unsigned bytes)
 
 void ldr_pack_nil(ldr_pack_t *p)
 {
-    put(p, 0xc0, 0, 0);
+    number_put(p, 0xc0, 0, 0);
 }
 
 void ldr_pack_uint(ldr_pack_t *p, uint64_t value)
 {
     if (value < 0x80) {
-        put(p, (uint8_t)value, 0, 0);
+        number_put(p, (uint8_t)value, 0, 0);
     } else if (value <= UINT8_MAX) {
-        put(p, 0xcc, value, 1);
+        number_put(p, 0xcc, value, 1);
     } else if (value <= UINT16_MAX) {
-        put(p, 0xcd, value, 2);
+        number_put(p, 0xcd, value, 2);
     } else if (value <= UINT32_MAX) {
-        put(p, 0xce, value, 4);
+        number_put(p, 0xce, value, 4);
     } else {
-        put(p, 0xcf, value, 8);
+        number_put(p, 0xcf, value, 8);
     }
 }
 
@@ -56,7 +57,7 @@ void ldr_pack_double(ldr_pack_t *p, double value)
     uint64_t bits;
 
     memcpy(&bits, &value, sizeof(bits));
-    put(p, 0xcb, bits, 8);
+    number_put(p, 0xcb, bits, 8);
 }
 
 void ldr_pack_text(ldr_pack_t *p, const char *text)
@@ -64,42 +65,42 @@ void ldr_pack_text(ldr_pack_t *p, const char *text)
     size_t bytes = strnlen(text, UINT16_MAX);
 
     if (bytes < 32) {
-        put(p, (uint8_t)(0xa0 | bytes), 0, 0);
+        number_put(p, (uint8_t)(0xa0 | bytes), 0, 0);
     } else {
-        put(p, 0xda, bytes, 2);
+        number_put(p, 0xda, bytes, 2);
     }
     ldr_pack_add(p, text, bytes);
 }
 
 void ldr_pack_bytes(ldr_pack_t *p, const void *data, size_t bytes)
 {
-    put(p, 0xc4, bytes, 1);
+    number_put(p, 0xc4, bytes, 1);
     ldr_pack_add(p, data, bytes);
 }
 
 void ldr_pack_array(ldr_pack_t *p, uint32_t count)
 {
     if (count < 16) {
-        put(p, (uint8_t)(0x90 | count), 0, 0);
+        number_put(p, (uint8_t)(0x90 | count), 0, 0);
     } else if (count <= UINT16_MAX) {
-        put(p, 0xdc, count, 2);
+        number_put(p, 0xdc, count, 2);
     } else {
-        put(p, 0xdd, count, 4);
+        number_put(p, 0xdd, count, 4);
     }
 }
 
 void ldr_pack_map(ldr_pack_t *p, uint32_t count)
 {
     if (count < 16) {
-        put(p, (uint8_t)(0x80 | count), 0, 0);
+        number_put(p, (uint8_t)(0x80 | count), 0, 0);
     } else {
-        put(p, 0xde, count, 2);
+        number_put(p, 0xde, count, 2);
     }
 }
 
 void ldr_pack_add(ldr_pack_t *p, const void *data, size_t bytes)
 {
-    uint8_t *at = take(p, bytes);
+    uint8_t *at = room_take(p, bytes);
 
     if (at != NULL && bytes > 0) {
         memcpy(at, data, bytes);

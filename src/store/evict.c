@@ -1,5 +1,8 @@
-/* What leaves DRAM, in which order: pinned chunks, transient chunks (in DRAM
- * only until they are written down), and all others, which the policy ranks. */
+/*
+ * What leaves DRAM, in which order: pinned chunks, transient chunks (in DRAM
+ * only until they are written down), and all others, which the policy ranks.
+ * All of it with the node's lock.
+ */
 #include "store/store_int.h"
 
 #define TRANSIENT_LOOK 8u

@@ -1,6 +1,8 @@
 /*
  * The two tables of functions, learned and LRU: where a chunk has its place in
  * the prefix tree, whether it is let in, and who goes for it.
+ *
+ * A policy is one tenant's; all of it is called with the node's lock.
  */
 #include "store/policy_learned.h"
 

@@ -157,7 +157,7 @@ void ldr_store_set_epoch(ldr_store_t *s, uint32_t space, uint32_t epoch)
 /* ---- shares of memory ---- */
 
 /* The extents that a limit stands for. */
-static uint32_t wanted(const ldr_store_t *s, uint32_t tenant)
+static uint32_t extents_wanted(const ldr_store_t *s, uint32_t tenant)
 {
     return (uint32_t)ldr_div_up(s->arena.owners[tenant].pages_max,
                                 ldr_arena_extent_pages(&s->arena));
@@ -169,7 +169,7 @@ static void update_shares(ldr_store_t *s)
 
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         if (s->tenants[i].asks) {
-            limited += wanted(s, i);
+            limited += extents_wanted(s, i);
             others += s->tenants[i].dram_max == 0;
         }
     }
@@ -178,7 +178,7 @@ static void update_shares(ldr_store_t *s)
     uint64_t room = all > others ? all - others : 1;
     for (uint32_t i = 0; i < s->tenant_count; i++) {
         ldr_tenant_t *t = &s->tenants[i];
-        uint64_t share = wanted(s, i);
+        uint64_t share = extents_wanted(s, i);
 
         if (t->asks && t->dram_max != 0) {
             share = limited <= room ? share : share * room / limited;

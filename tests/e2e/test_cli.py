@@ -62,6 +62,20 @@ def test_help_lists_every_command(larder):
         assert "usage" in larder(command, "--help").out
 
 
+def test_help_of_each_command(larder):
+    for command in re.findall(r"^  ([a-z]+) ", larder("--help").out, re.M):
+        if command != "larder":
+            usage, what = larder(command, "--help").out.split("\n")[:2]
+            assert "  " not in usage.strip() and what, command
+    # Whose data goes is said, or all of it goes: no tenant is the default.
+    for command in ("wipe", "tier"):
+        assert "default" not in larder(command, "--help").out
+    text = larder("cluster", "--help").out
+    for what in ("status", "members", "weights", "wait-healthy", "drain NODE"):
+        assert what in text
+    assert "status" not in text.split("\n")[1]  # the name of its manual page
+
+
 @pytest.mark.parametrize("args, hint", [
     ([], "larder --help"),
     (["frobnicate"], "unknown command 'frobnicate'"),
@@ -413,6 +427,13 @@ def test_reset(larder, place, filled):
     assert sorted(states) == ["live", "stale", "stale", "stale"]
     larder("put", place, "key-0", "-", stdin=b"new")
     assert larder("get", place, "key-0", "-").stdout == b"new"
+
+
+def test_one_chunk_of_a_space(larder, serve):
+    daemon = serve()
+    larder("put", daemon.url(), "k", "-", stdin=b"x")
+    assert re.search(r"^space [0-9a-f]+ default.*: 1 chunk$",
+                     larder("stat", daemon.url()).out, re.M)
 
 
 def test_stat(larder, place, folder, filled):

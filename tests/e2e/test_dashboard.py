@@ -395,6 +395,33 @@ def test_members(browser, serve, tmp_path):
     assert not browser.complaints
 
 
+def test_homes(browser, serve, larder, tmp_path):
+    """What the owner knows of another member's disk."""
+    ports = [free_port() for _ in range(2)]
+    options = {"cluster": "static:" + ",".join(
+        f"kv{i}=127.0.0.1:{port}" for i, port in enumerate(ports)),
+        "cluster_secret": secret_file(tmp_path / "secret"), "dirs": 1,
+        "cluster_ramp_s": 0}
+    daemon = serve(name="kv0", member_name="kv0", admin="127.0.0.1:0",
+                   **options)
+    writer = serve(name="kv1", member_name="kv1", home="writer", **options)
+    until(lambda: daemon.value("larder_peer_well") == 1)
+    with Node(writer.url()) as node:
+        for i in range(16):
+            assert node.put(f"k{i}", b"x" * 100000) == OK
+    until(lambda: daemon.value("larder_peer_homes") > 0)
+    assert re.search(r"knows of +\d+ chunks? on others' disks",
+                     larder("top", daemon.url(), "--once").out)
+    leave(browser)
+    browser.complaints.clear()
+    for width in (DESKTOP[0], 400):
+        browser.size(width, 900)
+        browser.open(daemon.admin + "/")
+        shows(browser, "#t-members", " on others' disks")
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    assert not browser.complaints
+
+
 def test_hand_offs(page, daemon, larder, monkeypatch):
     """A table that is there once there were some, also in `larder top`."""
     monkeypatch.setenv("LARDER_LIBRARY",

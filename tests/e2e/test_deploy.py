@@ -77,6 +77,15 @@ def test_unit_fits_the_program(serve_options):
     assert int(files) >= 8 * int(serve_options["sessions"])
     (cache,) = unit_values("Service", "CacheDirectory")
     assert conf["dir"] == f"/var/cache/{cache}"
+    # What else is written has to lie where the unit lets it.
+    (trace,) = re.findall(r"^# trace = (.+)$", (DEPLOY / "larder.conf"
+                                                ).read_text(), re.M)
+    assert trace.startswith(conf["dir"])
+    # A thread for each connection of a member, in and out.
+    (tasks,) = unit_values("Service", "TasksMax")
+    conns = re.search(r"CONNS_MAX (\d+)u", (
+        ROOT / "src/server/peer.c").read_text()).group(1)
+    assert int(tasks) >= 2 * int(conns)
     (start,) = unit_values("Service", "ExecStart")
     words = shlex.split(start)
     assert words[:2] == ["larder", "serve"]

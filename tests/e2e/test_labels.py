@@ -44,7 +44,7 @@ def test_shown(serve, larder, file, transport):
     spaces = {s["label"]: s for s in larder.json("stat", url)[0]["spaces"]}
     assert spaces[LABEL] == {"space": mine, "tenant": "default",
                              "label": LABEL, "chunks": 1}
-    assert f"space {mine} default, {LABEL}: 1 chunks" in larder(
+    assert f"space {mine} default, {LABEL}: 1 chunk" in larder(
         "stat", url).out
     top = larder("top", url, "--once", "--interval", "1").out
     assert re.search(rf"^{mine} +{LABEL} +default ", top, re.M), top

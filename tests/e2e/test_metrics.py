@@ -296,7 +296,7 @@ def test_runbook():
         assert re.search(r"^ +summary: \"\{\{ \$labels.instance \}\}: .+\"$",
                          text, re.M), name
         assert re.search(r"^ +description: \".+\.\"$", text, re.M), name
-        assert f'runbook: "docs/guide/runbook.md#{name.lower()}"' in text
+        assert f'runbook_url: "docs/guide/runbook.md#{name.lower()}"' in text
         assert f'alertname="{name}"' in tested, f"{name} is not tested"
     for anchor in re.findall(r"\]\(#(\w+)\)", runbook):
         assert anchor in {t.lower() for t in titles}

@@ -460,7 +460,7 @@ def test_wipe_one_tenant(make, larder):
     assert "--yes" in larder(*words, code=USAGE).err
     assert "nothing of tenant 'b'" in larder("wipe", folder, "--tenant", "b",
                                              "--yes").out
-    assert "tenant 'a' is forgotten: 5 records in 1 spaces" in larder(
+    assert "tenant 'a' is forgotten: 5 records in 1 space," in larder(
         *words, "--yes").out
     daemon.start()
     with Node(daemon.url()) as default:

@@ -7,12 +7,11 @@ saved while drafts are refused is right: turn two hits the answer of turn one.
 
 The answers have eight different tokens only: so there are n-grams, and some
 drafts are accepted and others not."""
-import contextlib
-
 import pytest
 
 import drafts
 import rig
+from restarted import restarted
 
 # The CPU build of 0.24 fails in its own start with any speculation.
 pytestmark = pytest.mark.versions("0.29.0", "0.32.0")
@@ -28,10 +27,6 @@ FEW = dict(max_tokens=60, timeout=600,
 KINDS = {"eagle3": ("dense", 1, {}), "mtp": ("mtp", 1, {}),
          "ngram": ("dense", 0, dict(prompt_lookup_min=1,
                                     prompt_lookup_max=3))}
-
-
-class Told:
-    pass
 
 
 def counted(engine, ask):
@@ -52,29 +47,29 @@ def speculation(method, version, folder):
     return dict(speculative_config=given)
 
 
+def compute(told, engine):
+    engine.ask_one(LONG, **FEW)
+    told.own = counted(engine, lambda: engine.ask_one(LONG, **FEW))
+    assert told.own[0]["cached"] == length(told, LONG)
+    one = engine.ask_one(QUESTION, **dict(FEW, max_tokens=ANSWER))
+    told.turn_two = QUESTION + one["tokens"] + MORE
+    told.own_two = counted(
+        engine, lambda: engine.ask_one(told.turn_two, **FEW))
+    assert told.own_two[0]["cached"] == length(told, told.turn_two)
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def told(request, version, tmp_path_factory):
-    told = Told()
-    kind, told.own_layers, _ = KINDS[request.param]
+    kind, layers, _ = KINDS[request.param]
     args = speculation(request.param, version,
                        tmp_path_factory.mktemp("draft"))
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, kind, told.node.url(), **args) as engine:
-            engine.ask_one(LONG, **FEW)
-            told.own = counted(engine, lambda: engine.ask_one(LONG, **FEW))
-            assert told.own[0]["cached"] == length(told, LONG)
-            one = engine.ask_one(QUESTION, **dict(FEW, max_tokens=ANSWER))
-            told.turn_two = QUESTION + one["tokens"] + MORE
-            told.own_two = counted(
-                engine, lambda: engine.ask_one(told.turn_two, **FEW))
-            assert told.own_two[0]["cached"] == length(told, told.turn_two)
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, kind, told.node.url(), **args))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+
+    def compute_with(told, engine):
+        told.own_layers = layers
+        compute(told, engine)
+
+    with restarted(version, kind, tmp_path_factory.mktemp("node"),
+                   compute_with, **args) as told:
         yield told
 
 

@@ -2,11 +2,10 @@
 with a window of 512 tokens, 1 without, all in one memory): hits after a
 restart, for prompts that cross windows and chunks. Prefill is chunked: 128
 tokens in a step."""
-import contextlib
-
 import pytest
 
 import rig
+from restarted import restarted
 
 pytestmark = pytest.mark.core
 
@@ -18,29 +17,20 @@ LENGTHS = (300, 600, 800, 2100, 3200)
 BRANCH = LONG[:1300] + rig.prompt("branch", 500)  # shares 1280 tokens
 
 
-class Told:
-    pass
+def compute(told, engine):
+    with rig.Counted(engine) as counted:
+        engine.ask_one(LONG)
+    assert counted.computed == len(LONG)
+    told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
+    told.branch = engine.ask_one(
+        BRANCH, kv_transfer_params={"larder": {"skip_save": True}})
+    assert told.branch["cached"] == 1280
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "gemma3", told.node.url()) as engine:
-            with rig.Counted(engine) as counted:
-                engine.ask_one(LONG)
-            assert counted.computed == len(LONG)
-            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
-            told.branch = engine.ask_one(
-                BRANCH, kv_transfer_params={"larder": {"skip_save": True}})
-            assert told.branch["cached"] == 1280
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, "gemma3", told.node.url()))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "gemma3", tmp_path_factory.mktemp("node"),
+                   compute) as told:
         yield told
 
 

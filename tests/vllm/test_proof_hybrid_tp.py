@@ -2,11 +2,10 @@
 are three processes. What vLLM before 0.30 may claim lies in memory of the
 scheduler's then, where the workers open it. The second engine reaches the node
 by TCP: from there it is brought to this host first."""
-import contextlib
-
 import pytest
 
 import rig
+from restarted import restarted
 from test_proof_tp import ARGS
 
 CHUNK = 256
@@ -14,28 +13,18 @@ LONG = rig.prompt("hybrid tp", 2100)
 LENGTHS = (600, 2100)
 
 
-class Told:
-    pass
+def compute(told, engine):
+    engine.ask_one(LONG)
+    told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
+    # From the node's memory on this host.
+    rig.check_same(rig.hit(engine, LONG, rig.whole(2099, CHUNK)),
+                   told.own[2100])
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "gemma3", told.node.url(),
-                        **ARGS) as engine:
-            engine.ask_one(LONG)
-            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
-            told.about = engine.ask("inside", "space")
-            # From the node's memory on this host.
-            rig.check_same(rig.hit(engine, LONG, rig.whole(2099, CHUNK)),
-                           told.own[2100])
-        told.engine = stack.enter_context(rig.engine(
-            version, "gemma3", told.node.url("tcp"), **ARGS))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "gemma3", tmp_path_factory.mktemp("node"),
+                   compute, via=["tcp"], **ARGS) as told:
         yield told
 
 

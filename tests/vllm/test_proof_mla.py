@@ -3,12 +3,12 @@ prefix cache of its own nor chunked prefill for it, and what a token's KV
 becomes depends there on the step that computes it (see rotary.py): so a hit
 after the restart is compared with a Larder hit inside the engine that computed
 it. And, with rotary embeddings that are right, with the cold run."""
-import contextlib
 import pathlib
 
 import pytest
 
 import rig
+from restarted import restarted
 
 pytestmark = pytest.mark.versions("0.29.0", "0.32.0")
 
@@ -17,31 +17,20 @@ LONG = rig.prompt("mla", 6000)
 LENGTHS = (300, 1000, 2100, 6000)
 
 
-class Told:
-    pass
+def compute(told, engine):
+    told.cold = {}
+    for n in LENGTHS:  # each alone: nothing else was computed before
+        told.cold[n] = engine.ask_one(
+            LONG[:n], kv_transfer_params={"larder": {"skip_load": True}})
+        assert told.cold[n]["cached"] == 0
+    told.first = {n: rig.hit(engine, LONG[:n], rig.whole(n - 1, CHUNK))
+                  for n in LENGTHS}
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "mla", told.node.url()) as engine:
-            told.cold = {}
-            for n in LENGTHS:  # each alone: nothing else was computed before
-                told.cold[n] = engine.ask_one(
-                    LONG[:n], kv_transfer_params={
-                        "larder": {"skip_load": True}})
-                assert told.cold[n]["cached"] == 0
-            told.first = {n: rig.hit(engine, LONG[:n],
-                                     rig.whole(n - 1, CHUNK))
-                          for n in LENGTHS}
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, "mla", told.node.url()))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "mla", tmp_path_factory.mktemp("node"),
+                   compute) as told:
         yield told
 
 

@@ -1,43 +1,33 @@
 """Proof 3, a hybrid of linear-attention states and full attention (Qwen3-Next:
 blocks of 640 tokens). vLLM offers the state at a prompt's last boundary only:
 a prompt that shares all of it hits, one that shares less misses."""
-import contextlib
 import pathlib
 
 import pytest
 
 import rig
+from restarted import restarted
 
 CHUNK = 640
 PROMPTS = {n: rig.prompt(f"next {n}", n) for n in (700, 1400, 3000, 6500)}
 
 
-class Told:
-    pass
+def compute(told, engine):
+    told.own = {}
+    for n, ids in PROMPTS.items():
+        with rig.Counted(engine) as counted:
+            engine.ask_one(ids)
+        assert counted.computed == n
+        told.own[n] = engine.ask_one(ids)
+    told.longer = PROMPTS[3000] + rig.prompt("more", 300)
+    told.own["longer"] = engine.ask_one(
+        told.longer, kv_transfer_params={"larder": {"skip_save": True}})
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        told.own = {}
-        with rig.engine(version, "next", told.node.url()) as engine:
-            for n, ids in PROMPTS.items():
-                with rig.Counted(engine) as counted:
-                    engine.ask_one(ids)
-                assert counted.computed == n
-                told.own[n] = engine.ask_one(ids)
-            told.longer = PROMPTS[3000] + rig.prompt("more", 300)
-            told.own["longer"] = engine.ask_one(
-                told.longer,
-                kv_transfer_params={"larder": {"skip_save": True}})
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, "next", told.node.url()))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "next", tmp_path_factory.mktemp("node"),
+                   compute) as told:
         yield told
 
 

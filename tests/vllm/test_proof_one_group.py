@@ -1,10 +1,9 @@
 """Gemma 3 with the hybrid KV manager off: vLLM keeps all layers in one group,
 those with a window too, and all of their pages. Hits after a restart."""
-import contextlib
-
 import pytest
 
 import rig
+from restarted import restarted
 
 CHUNK = 256
 LONG = rig.prompt("one group", 3200)
@@ -14,29 +13,20 @@ LAYERS = 6
 ARGS = dict(disable_hybrid_kv_cache_manager=True)
 
 
-class Told:
-    pass
+def compute(told, engine):
+    with rig.Counted(engine) as counted:
+        engine.ask_one(LONG)
+    assert counted.computed == len(LONG)
+    told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
+    told.branch = engine.ask_one(
+        BRANCH, kv_transfer_params={"larder": {"skip_save": True}})
+    assert told.branch["cached"] == 1280
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "gemma3", told.node.url(), **ARGS) as engine:
-            with rig.Counted(engine) as counted:
-                engine.ask_one(LONG)
-            assert counted.computed == len(LONG)
-            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
-            told.branch = engine.ask_one(
-                BRANCH, kv_transfer_params={"larder": {"skip_save": True}})
-            assert told.branch["cached"] == 1280
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, "gemma3", told.node.url(), **ARGS))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "gemma3", tmp_path_factory.mktemp("node"),
+                   compute, **ARGS) as told:
         yield told
 
 

@@ -1,10 +1,9 @@
 """Pipeline parallel 2: each rank has half of the layers and saves them in
 shards of its own. Hits after a restart."""
-import contextlib
-
 import pytest
 
 import rig
+from restarted import restarted
 
 CHUNK = 256
 LONG = rig.prompt("pp", 4200)
@@ -17,24 +16,15 @@ ARGS = dict(pipeline_parallel_size=2, start_timeout=500, enforce_eager=False,
                  "VLLM_USE_SPINLOOP_EXT": "1"})  # as in test_proof_tp
 
 
-class Told:
-    pass
+def compute(told, engine):
+    engine.ask_one(LONG)
+    told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
 
 
 @pytest.fixture(scope="module")
 def told(version, tmp_path_factory):
-    told = Told()
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, "dense", told.node.url(), **ARGS) as engine:
-            engine.ask_one(LONG)
-            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, "dense", told.node.url(), **ARGS))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, "dense", tmp_path_factory.mktemp("node"),
+                   compute, **ARGS) as told:
         yield told
 
 

@@ -1,11 +1,10 @@
 """Proof 4: tensor parallel 2. Each rank saves its half of the heads, in shards
 of its own, and loads it after a restart. With one KV head both ranks hold the
 same bytes: they are stored once, each rank writes every other chunk."""
-import contextlib
-
 import pytest
 
 import rig
+from restarted import restarted
 
 CHUNK = 256
 LONG = rig.prompt("tp", 4200)
@@ -18,27 +17,17 @@ ARGS = dict(tensor_parallel_size=2, start_timeout=500,
                  "VLLM_USE_SPINLOOP_EXT": "1"})
 
 
-class Told:
-    pass
+def compute(told, engine):
+    engine.ask_one(LONG)
+    told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
 
 
 @pytest.fixture(scope="module", params=[
     pytest.param("dense", marks=pytest.mark.core), "dense_gqa1"])
 def told(request, version, tmp_path_factory):
-    told = Told()
-    told.kind = request.param
-    with contextlib.ExitStack() as stack:
-        told.node = stack.enter_context(rig.node(
-            tmp_path_factory.mktemp("node")))
-        with rig.engine(version, told.kind, told.node.url(),
-                        **ARGS) as engine:
-            engine.ask_one(LONG)
-            told.own = {n: engine.ask_one(LONG[:n]) for n in LENGTHS}
-            told.about = engine.ask("inside", "space")
-        told.engine = stack.enter_context(rig.engine(
-            version, told.kind, told.node.url(), **ARGS))
-        told.store = stack.enter_context(rig.Store(told.node.url(),
-                                                   told.about))
+    with restarted(version, request.param, tmp_path_factory.mktemp("node"),
+                   compute, **ARGS) as told:
+        told.kind = request.param
         yield told
 
 

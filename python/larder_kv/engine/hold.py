@@ -36,7 +36,7 @@ logger = logging.getLogger("larder")
 HOLD_PART = 8  # of the pool: one in so many blocks may be held always,
 FREE_PART = 2  # and one in so many while as many are free
 HELD_MS = 2000  # at least: the deadline of a save that nobody waits for
-SOON_SECONDS = 0.05  # a save younger than that gives back soon
+YOUNG_SECONDS = 0.05  # a save younger than that gives its blocks back next
 SETTLE_MORE = 1.0  # seconds beyond a save's deadline that a reset waits
 WORD = 8  # bytes of a rank on the board
 
@@ -216,9 +216,9 @@ class Holds:
     def __bool__(self) -> bool:
         return bool(self._jobs)
 
-    def frees_soon(self) -> bool:
+    def has_young(self) -> bool:
         """Whether blocks that nobody else needs come back in a moment."""
-        young = time.monotonic() - SOON_SECONDS
+        young = time.monotonic() - YOUNG_SECONDS
         return any(held.began > young and any(
             block.ref_cnt == self._blocks[block.block_id]
             for block in held.blocks) for held in self._jobs.values())

@@ -66,7 +66,7 @@ class Events(Protocol):
     def looked(self, look: Lookup) -> None: ...
 
 
-class Told:
+class Arrival:
     """A request, as the node hears of it: once, with all of its prompt. names:
     its keys are still to be made."""
 
@@ -97,8 +97,8 @@ class Lookup:
     the scheduler sets left. Both under Finder.lock, and who comes second
     releases."""
 
-    __slots__ = ("request_id", "told", "keys", "limit", "tiers_wanted", "began",
-                 "until", "deadline", "done", "left", "lease", "memory",
+    __slots__ = ("request_id", "arrival", "keys", "limit", "tiers_wanted",
+                 "began", "until", "deadline", "done", "left", "lease", "memory",
                  "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
                  "over", "waited", "then", "own", "taken", "staged",
@@ -109,7 +109,7 @@ class Lookup:
                  member: str = ""):
         self.request_id = request_id
         self.member = member  # of the node's cluster: is asked first
-        self.told: Told | None = None  # to be announced before it
+        self.arrival: Arrival | None = None  # to be announced before it
         self.keys = keys
         self.limit = limit  # chunks that could be claimed at all
         self.tiers_wanted = tiers
@@ -184,13 +184,13 @@ class Finder:
         self._hold_known = False
         self._learn_room()
         self._jobs: queue.SimpleQueue[
-            Lookup | Told | Callable[[], None] | None] = queue.SimpleQueue()
+            Lookup | Arrival | Callable[[], None] | None] = queue.SimpleQueue()
         self._left: deque[Lookup] = deque()  # with much to give back
         self.tails: handoff.Tails | None = None  # once there were hand-offs
         self._takers: list[threading.Thread] = []
         # Those whose files have to be looked at first: a disk may hang, and
         # shall hold up nobody else.
-        self._looks: queue.SimpleQueue[Lookup | Told | None] = (
+        self._looks: queue.SimpleQueue[Lookup | Arrival | None] = (
             queue.SimpleQueue())
         self._threads = [
             threading.Thread(target=self._work, name=f"larder-lookup-{i}",
@@ -211,18 +211,18 @@ class Finder:
 
     def begin(self, request_id: str, keys: bytes, limit: int,
               tiers: frozenset[str] | None, seconds: float,
-              told: Told | None = None, own: bool = False,
+              arrival: Arrival | None = None, own: bool = False,
               member: str = "") -> Lookup:
         """seconds: that the request has left to wait. own: the engine seems to
         have all of it already. member: of the cluster, that may have it."""
         look = Lookup(request_id, keys, limit, tiers, seconds, member)
-        look.told, look.own = told, own
+        look.arrival, look.own = arrival, own
         look.stored = limit if own else 0  # until it is found out
-        self._put(look, told)
+        self._put(look, arrival)
         return look
 
     def take(self, request_id: str, hand: handoff.Handoff,
-             tails: handoff.Tails, told: Told | None,
+             tails: handoff.Tails, arrival: Arrival | None,
              refused: Callable[[str], None],
              staged: Callable[[Lookup], None]) -> Lookup:
         """A hand-off's decode side. It may wait for the prefill side, so it
@@ -230,7 +230,7 @@ class Finder:
         staged: is called when that is over."""
         look = Lookup(request_id, hand.keys, hand.chunks, None,
                       hand.wait_seconds)
-        look.told, look.taken = told, handoff.Taken(hand, refused)
+        look.arrival, look.taken = arrival, handoff.Taken(hand, refused)
         look.staged = staged
         self.tails = tails
         self._takers = [one for one in self._takers if one.is_alive()]
@@ -244,16 +244,16 @@ class Finder:
         thread.start()
         return look
 
-    def tell(self, told: Told) -> None:
+    def tell(self, arrival: Arrival) -> None:
         """Of a request that is not looked up."""
-        self._put(told, told)
+        self._put(arrival, arrival)
 
     def later(self, call: Callable[[], None]) -> None:
         """A thread does it."""
         self._jobs.put(call)
 
-    def _put(self, job: Lookup | Told, told: Told | None) -> None:
-        names = told.names if told is not None else None
+    def _put(self, job: Lookup | Arrival, arrival: Arrival | None) -> None:
+        names = arrival.names if arrival is not None else None
         if names is None or not names.files or names.failed is not None:
             self._jobs.put(job)
         elif self._looks.qsize() < LOOKS_MAX:
@@ -325,15 +325,15 @@ class Finder:
 
     def _look_at_files(self) -> None:
         while (job := self._looks.get()) is not None:
-            told = job.told if isinstance(job, Lookup) else job
+            arrival = job.arrival if isinstance(job, Lookup) else job
             with contextlib.suppress(Unnamed):
-                told.name(self._space)
+                arrival.name(self._space)
             self._jobs.put(job)
 
     def _work(self) -> None:
         while (look := self._jobs.get()) is not None:
             self._release_left()
-            if isinstance(look, Told):
+            if isinstance(look, Arrival):
                 self._announce(look, self._options.lookup_ms)
                 continue
             if not isinstance(look, Lookup):
@@ -348,10 +348,10 @@ class Finder:
 
     def _look(self, look: Lookup) -> None:
         try:
-            if look.told is not None:
-                look.told.name(self._space)
+            if look.arrival is not None:
+                look.arrival.name(self._space)
                 if look.taken is None:
-                    look.keys = look.told.keys
+                    look.keys = look.arrival.keys
             if not look.left:
                 if look.taken is not None:
                     self._take(look)
@@ -385,8 +385,8 @@ class Finder:
         look.over.release()
         if left:
             self._release(look)
-        if look.told is not None:
-            self._announce(look.told, self._options.lookup_ms)
+        if look.arrival is not None:
+            self._announce(look.arrival, self._options.lookup_ms)
         if self._events is not None and look.taken is None:
             self._events.looked(look)
         if look.reason == "slower":
@@ -413,13 +413,13 @@ class Finder:
             while True:
                 self._release(self._left.popleft())
 
-    def _announce(self, told: Told, timeout_ms: int) -> None:
+    def _announce(self, arrival: Arrival, timeout_ms: int) -> None:
         try:
-            told.name(self._space)
-            if told.chunks > 0:
-                self._space.announce(told.keys, told.chunks, told.tokens,
-                                     told.hint, told.number,
-                                     max(1, timeout_ms))
+            arrival.name(self._space)
+            if arrival.chunks > 0:
+                self._space.announce(arrival.keys, arrival.chunks,
+                                     arrival.tokens, arrival.hint,
+                                     arrival.number, max(1, timeout_ms))
         except Exception as error:
             logger.debug("larder: announce: %s", error)
 

@@ -43,7 +43,7 @@ USED = ("url", "secret_file", "weights", "pages", "chunk", "lookup_ms",
         "load_ms", "save_ms", "node_dram", "node_dram_start", "node_ssd",
         "node_dir", "node_idle_s")
 CLOSE_SECONDS = 15.0  # that close() waits for calls under way
-TOLD_MAX = 64  # requests of which the node has not been told yet
+REQUESTS_MAX = 64  # requests that the node does not know of yet
 QUIET_SECONDS = 10.0  # between two warnings of a kind
 SEEDED = (0, 5, 20)  # page hashes hold extra_key and cache_salt since
 
@@ -117,7 +117,7 @@ class LarderStorage(HiCacheStorage):
         url = _node.node_url(self.options, logger.info)
         self.node = _node.open_node(url, mover.say, logger.error,
                                     secret_file=self.options.secret_file)
-        self._requests: queue.Queue[bytes | None] = queue.Queue(TOLD_MAX)
+        self._requests: queue.Queue[bytes | None] = queue.Queue(REQUESTS_MAX)
         self._teller = threading.Thread(target=self._tell, daemon=True,
                                         name="larder-tell")
         self._teller.start()

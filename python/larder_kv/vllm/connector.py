@@ -211,7 +211,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         return bool(self._scheduler.holds)
 
     def has_pending_block_frees(self) -> bool:
-        return self._scheduler.holds.frees_soon()
+        return self._scheduler.holds.has_young()
 
     def on_new_request(self, request: Request) -> None:
         self._scheduler.arrive(request)

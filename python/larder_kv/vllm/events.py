@@ -130,14 +130,14 @@ class Events:
         if len(self._jobs) > JOBS_MAX:
             self._jobs.popitem(last=False)
 
-    def saved(self, told: reports.Saved) -> None:
+    def saved(self, reported: reports.Saved) -> None:
         """What update_connector_output() got as worker metadata."""
-        for number, count in told.ranks.items():
+        for number, count in reported.ranks.items():
             job = self._jobs.get(number)
             if job is None:
                 continue
             job.ranks += count
-            if number in told.failed:
+            if number in reported.failed:
                 del self._jobs[number]
             elif job.ranks >= self._ranks:
                 del self._jobs[number]

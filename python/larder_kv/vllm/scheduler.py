@@ -33,7 +33,7 @@ from larder_kv.engine.counts import Counts
 from larder_kv.engine.drop import Drop
 from larder_kv.engine.explain import Explain
 from larder_kv.engine.kv import Model
-from larder_kv.engine.lookup import Finder, Told, Unnamed
+from larder_kv.engine.lookup import Arrival, Finder, Unnamed
 from larder_kv.engine.moves import Move
 from larder_kv.vllm import adapters, limits, meta, versions, worker
 from larder_kv.vllm.describe import Describer
@@ -168,31 +168,32 @@ class Scheduler:
         if names is None:
             t.prompt.extend(self.space, request.num_tokens)
         self.requests[request.request_id] = t
-        told = None
+        arrival = None
         if chunks > 0 or names is not None:
-            told = Told(request.request_id, t.prompt.keys.data(0, chunks),
-                        chunks, request.num_tokens, switches.hint, names)
+            arrival = Arrival(
+                request.request_id, t.prompt.keys.data(0, chunks), chunks,
+                request.num_tokens, switches.hint, names)
         if gives:
             self.handoffs.give(t)
         taken = self.handoffs.take(t) if takes else None
         if taken is not None:
             t.until = time.monotonic() + taken.wait_seconds
             t.lookup = t.record.look = self.finder.take(
-                request.request_id, taken, self.handoffs.tails(), told,
+                request.request_id, taken, self.handoffs.tails(), arrival,
                 functools.partial(self.handoffs.refused, request.request_id,
                                   taken.half),
                 self.handoffs.staged)
             return
-        self._look_up(t, told)
+        self._look_up(t, arrival)
 
     def _without(self, request: Request, why: str) -> None:
         if request.lora_request:
             adapters.missed(request.lora_request)
         self.explain.skip(request.request_id, request.num_tokens, why)
 
-    def _look_up(self, t: Tracked, told: Told | None = None) -> None:
+    def _look_up(self, t: Tracked, arrival: Arrival | None = None) -> None:
         """Begins a lookup of as much as may be claimed: the last token is
-        always computed. told: the node is told of the request, which has just
+        always computed. arrival: the node hears of the request, which has just
         arrived."""
         limit = (t.request.num_tokens - 1) // self.model.chunk_tokens
         now = time.monotonic()
@@ -200,12 +201,12 @@ class Scheduler:
         if t.loads and limit > 0:
             t.lookup = self.finder.begin(
                 t.request.request_id, t.prompt.keys.data(0, limit), limit,
-                t.switches.tiers, t.until - now, told,
-                told is not None and self._own(t.request, limit),
+                t.switches.tiers, t.until - now, arrival,
+                arrival is not None and self._own(t.request, limit),
                 t.switches.member)
             t.record.look = t.lookup
-        elif told is not None:
-            self.finder.tell(told)
+        elif arrival is not None:
+            self.finder.tell(arrival)
 
     def _own(self, request: Request, chunks: int) -> bool:
         """Whether vLLM's own cache has the last block of so many chunks, in
@@ -637,12 +638,12 @@ class Scheduler:
     def _states(self, offers: dict[str, list[tuple[int, int, int]]]) -> None:
         """States that vLLM has at a boundary: (group, block, tokens)."""
         size = self.model.chunk_tokens
-        for req_id, offered in offers.items():
+        for req_id, states in offers.items():
             t = self.requests.get(req_id)
             if t is None or not t.saves:
                 continue
             by_end: dict[int, dict[int, int]] = {}
-            for group, block, tokens in offered:
+            for group, block, tokens in states:
                 if tokens % size == 0 and tokens > 0:
                     by_end.setdefault(tokens, {})[group] = block
             for tokens, blocks in by_end.items():

@@ -1,7 +1,10 @@
 /*
- * Whose disk keeps what is saved here, and telling those who own it: see
- * homes.h. What is to be told to a member waits in a ring of its own; its first
- * lane says it.
+ * Whose disk keeps what is saved here, and announcing that to the members that
+ * own it: homes.h has the rules and the invariants. All functions are called
+ * with the node's lock, except the thread ldr_peer_announcer(), which announces
+ * everything again where homes.h says so. What is to be announced to a member
+ * waits in the member's ring `here`. One of the member's lanes at a time sends
+ * it, with the lock given up meanwhile (here_busy).
  */
 #include <string.h>
 

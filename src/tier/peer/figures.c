@@ -39,19 +39,29 @@ bool ldr_peers_figures(ldr_peers_t *p, const char *name,
     return found;
 }
 
+ldr_homes_figures_t ldr_peers_homes(ldr_peers_t *p)
+{
+    ldr_host_lock(p->host);
+    ldr_homes_figures_t f = {.known = ldr_homes_count(p->homes),
+                             .dropped = p->homes_dropped,
+                             .copies = p->copied};
+    ldr_host_unlock(p->host);
+    return f;
+}
+
 static void put_queue(ldr_peers_t *p, ldr_exposition_t *e)
 {
     ldr_host_lock(p->host);
     const ldr_behind_t *q = &p->host->store.queues[LDR_PEER_QUEUE];
     uint64_t count = q->count + q->hands[0] + q->hands[1], bytes = q->bytes;
     uint64_t lag_ns = count > 0 ? ldr_peers_now(p) - p->caught_up_ns : 0;
-    uint64_t homes = ldr_homes_count(p->homes), dropped = p->homes_dropped;
-    uint64_t copied = p->copied;
     ldr_host_unlock(p->host);
-    ldr_metric_put(e, LDR_METRIC_peer_homes, LDR_NO_LABELS, homes);
+    ldr_homes_figures_t homes = ldr_peers_homes(p);
+    ldr_metric_put(e, LDR_METRIC_peer_homes, LDR_NO_LABELS, homes.known);
     ldr_metric_put(e, LDR_METRIC_peer_homes_dropped_total, LDR_NO_LABELS,
-                   dropped);
-    ldr_metric_put(e, LDR_METRIC_peer_copies_total, LDR_NO_LABELS, copied);
+                   homes.dropped);
+    ldr_metric_put(e, LDR_METRIC_peer_copies_total, LDR_NO_LABELS,
+                   homes.copies);
     ldr_metric_put(e, LDR_METRIC_peer_queue_shards, LDR_NO_LABELS, count);
     ldr_metric_put(e, LDR_METRIC_peer_queue_bytes, LDR_NO_LABELS, bytes);
     ldr_metric_put_fixed(e, LDR_METRIC_peer_lag_seconds, LDR_NO_LABELS,

@@ -450,3 +450,8 @@ void ldr_peer_metrics(ldr_tier_t *t, ldr_exposition_t *e); /* figures.c */
  * Without the lock. */
 bool ldr_peers_figures(ldr_peers_t *p, const char *name,
                        ldr_peer_figures_t *row, char *why, size_t size);
+/* Of the homes that this node keeps (homes.h). Without the lock. */
+typedef struct ldr_homes_figures {
+    uint64_t known, dropped, copies;
+} ldr_homes_figures_t;
+ldr_homes_figures_t ldr_peers_homes(ldr_peers_t *p);

@@ -8,6 +8,9 @@
  * a removal that is not known here yet still applies to what it was about. So
  * an object with a record that was removed and saved again is not made one with
  * any from before that removal.
+ *
+ * Runs in a worker. The map is looked at and changed with the tier's lock, and
+ * the storage is called without it.
  */
 #include <errno.h>
 #include <string.h>

@@ -14,6 +14,9 @@
  *
  * Where manifests hold twice as many objects as there are, the largest are
  * rewritten one by one, so that what is gone goes from them too.
+ *
+ * Runs in a worker. The map is looked at with the tier's lock, and the storage
+ * is called without it.
  */
 #include <errno.h>
 #include <string.h>

@@ -10,6 +10,9 @@
  *   - names of which nothing else is left, there: they are removed
  *   - what does not authenticate: after a day it is removed
  * and, once a minute, resets that a later one supersedes.
+ *
+ * Runs in a worker. The map is looked at and changed with the tier's lock, and
+ * the storage is called without it.
  */
 #include <errno.h>
 #include <stdio.h>

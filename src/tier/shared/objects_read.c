@@ -1,4 +1,9 @@
-/* Reading a record: one ranged get, in a worker. */
+/*
+ * Reading a record: one ranged get, in a worker. Volume, map and figures are
+ * looked at with the tier's lock; the get and the check of its bytes run
+ * without it. What was removed or reset meanwhile is a miss: is_current() says
+ * so, with the lock.
+ */
 #include <errno.h>
 #include <string.h>
 

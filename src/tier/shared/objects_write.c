@@ -1,6 +1,8 @@
 /*
  * Writing an object, in a worker: seal each record, put all of it under a new
- * name, enter it in the map, have it published.
+ * name, enter it in the map, have it published. A record is in the map only
+ * once its object is stored. The tier's lock is held to enter and to count,
+ * never across a put.
  */
 #include <errno.h>
 #include <string.h>

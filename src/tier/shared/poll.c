@@ -16,6 +16,9 @@
  *
  * A manifest that goes while it is read was merged: its entries come with the
  * next listing. A volume is not ready before a turn without such a gap.
+ *
+ * Runs in workers. What was read is applied with the tier's lock, and the
+ * storage is called without it.
  */
 #include <errno.h>
 #include <stdio.h>

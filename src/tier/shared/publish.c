@@ -8,6 +8,9 @@
  *
  * Uses are published with what is published anyway, and by themselves ten
  * seconds after the first; the use of one object at most once a minute.
+ *
+ * Entries are added and sealed with the tier's lock; a worker puts them without
+ * it.
  */
 #include <errno.h>
 #include <string.h>

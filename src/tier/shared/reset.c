@@ -8,6 +8,9 @@
  * cleaner removes those that are superseded, so a name that is free may be
  * below the epoch that is in force: after the put the names are listed once
  * more, and if there is a higher one the reset goes beyond that.
+ *
+ * Runs in a worker. Epochs are looked at and changed with the tier's lock, and
+ * the storage is called without it.
  */
 #include <errno.h>
 #include <openssl/crypto.h>

@@ -1,5 +1,7 @@
-/* What people see of the shared tier: figures and metrics, and what is wrong
- * with its options before it is opened. */
+/*
+ * What people see of the shared tier: figures and metrics, which are read with
+ * the node's lock; and what is wrong with its options, before there is a tier.
+ */
 #include <stdio.h>
 #include <string.h>
 

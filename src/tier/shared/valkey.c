@@ -10,6 +10,9 @@
  * In a cluster (valkey_cluster.c) they are larder:o:{TAG}NAME and
  * larder:l:{TAG}, where the tag follows from the name; a listing merges the
  * sets.
+ *
+ * Any worker may call; v->lock guards what they share, and is never held across
+ * a call.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -12,6 +12,9 @@
  * have its slots after a failover. While nobody answers, the old map stands.
  * What a map says is only where to ask: a server that does not have a slot says
  * so, and never does what it was asked for.
+ *
+ * Any worker may call. The map is read and replaced with v->lock, and asked for
+ * without it.
  */
 #define _GNU_SOURCE
 #include <errno.h>

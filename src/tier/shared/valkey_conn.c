@@ -9,6 +9,9 @@
  * server says that it must not be written to, none to it is used again: after a
  * failover another one may be at the address, and connections stay where they
  * were.
+ *
+ * A connection belongs to the worker that has it. The stacks are guarded by
+ * v->lock.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -440,7 +440,7 @@ static bool threads_start(ldr_workers_t *l)
             continue;
         }
         ldr_mutex_lock(&l->lock);
-        worker->up = ldr_thread_start(&worker->thread, "larder-worker",
+        worker->up = ldr_thread_start(&worker->thread, "larder-storage",
                                       worker_main, worker);
         l->alive += worker->up;
         ldr_mutex_unlock(&l->lock);

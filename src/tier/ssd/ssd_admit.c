@@ -1,4 +1,7 @@
-/* What may be written down, and what stays in DRAM until it is evicted. */
+/*
+ * What may be written down, and what stays in DRAM until it is evicted: options
+ * ssd_admit and ssd_writes. All of it with the node's lock.
+ */
 #include "tier/ssd/ssd.h"
 
 /* Counts the shard as used. True: not for the first time, or all is admitted.

@@ -1,4 +1,9 @@
-/* What can be seen to be wrong with directories before they are opened. */
+/*
+ * What can be seen to be wrong with directories before they are opened. Called
+ * by one thread, before there is a node. A thread of its own looks at each
+ * directory, since a disk may hang: then that thread is left behind, and
+ * whichever of the two is the last to need the probe frees it.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>

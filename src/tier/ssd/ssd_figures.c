@@ -1,4 +1,8 @@
-/* What people see of the disks: figures, metrics, and records for a list. */
+/*
+ * What people see of the disks: figures and metrics, read with the node's lock,
+ * and records for a list. For these the lock is held to find the segments and
+ * to make sure that they stay (readers), and not while their blocks are read.
+ */
 #include <stdio.h>
 #include <string.h>
 
