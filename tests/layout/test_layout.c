@@ -302,12 +302,12 @@ static void test_limits(void **state)
               d.p.chunk_tokens = LARDER_IOV_MAX / 2));
     REFUSED((d.groups[0].block_tokens = d.groups[1].block_tokens = 1,
              d.p.chunk_tokens = LARDER_IOV_MAX / 2 + 1),
-            LARDER_E_SIZE, "group 0", "4098 pages", "chunk of 2049");
+            LARDER_E_SIZE, "group 0", "4098 pieces", "chunk of 2049");
     ACCEPTED((d.groups[1].block_tokens = 1, d.groups[1].window_tokens = 4097,
               d.groups[0].rule = LARDER_RULE_LAST, d.p.chunk_tokens = 1 << 20));
     REFUSED((d.groups[1].block_tokens = 1, d.groups[1].window_tokens = 4098,
              d.groups[0].rule = LARDER_RULE_LAST, d.p.chunk_tokens = 1 << 20),
-            LARDER_E_SIZE, "group 1", "4097 pages", "smaller chunks");
+            LARDER_E_SIZE, "group 1", "4097 pieces", "smaller chunks");
 
     /* Bytes of a shard: 60 MiB in one page of each of two layers. */
     const size_t half = LARDER_VALUE_MAX / 2, huge = (size_t)1 << 61;

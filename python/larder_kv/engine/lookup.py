@@ -98,11 +98,10 @@ class Lookup:
     releases."""
 
     __slots__ = ("request_id", "arrival", "keys", "limit", "tiers_wanted",
-                 "began", "until", "deadline", "done", "left", "lease", "memory",
-                 "booked", "crowded", "chunks", "matched", "stored",
+                 "began", "until", "deadline", "done", "left", "lease",
+                 "memory", "booked", "crowded", "chunks", "matched", "stored",
                  "reason", "tier_bytes", "found", "ended", "tiers", "claimed",
-                 "over", "waited", "then", "own", "taken", "staged",
-                 "member")
+                 "over", "waited", "then", "own", "taken", "staged", "member")
 
     def __init__(self, request_id: str, keys: bytes, limit: int,
                  tiers: frozenset[str] | None, seconds: float,

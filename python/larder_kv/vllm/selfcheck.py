@@ -108,9 +108,10 @@ FIELDS = {
     "vllm.lora.request.LoRARequest": """lora_name lora_path lora_int_id
         adapter_id name""",
 }
-# Those that are read where a release has them, and it need not; also a module's. The lists of
-# releases say which has what, so that one that goes is noticed.
+# Those that are read where a release has them, and it need not; also a module's.
+# The lists of releases say which has what, so that one that goes is noticed.
 MAYBE = {
+    "vllm.distributed.kv_events.BlockStored": "locality",
     "vllm.v1.request.Request":
         "prompt_embeds session_id skip_reading_prefix_cache",
     "vllm.v1.core.sched.output.SchedulerOutput": "kv_connector_block_state",
