@@ -236,7 +236,7 @@ def test_layers_with_other_heads_are_no_replicas(dense):
     """At four ranks two heads are held twice, but four are not."""
     config = config_of(dense, tensor_parallel_size=4,
                        hf_overrides={"swa_num_key_value_heads": 4})
-    one = described(config)
+    one = described(config, kv_of(full_of(config, num_kv_heads=1)))
     assert (one.shards, one.replicas) == (4, 1)
 
 

@@ -112,6 +112,19 @@ def test_pages_that_stay_a_rank_s(dense, why, more):
     assert b"tensor_parallel" in found.descriptor
 
 
+@pytest.mark.parametrize("other", [
+    {"swa_num_key_value_heads": 4}, {"num_global_key_value_heads": 1},
+    {"block_configs": [{"attention": {}}]},
+    {"attention_other_setting": {"num_attention_groups": 8}}])
+def test_more_ranks_than_some_layers_have_heads(dense, other):
+    """At four ranks every page has one head. Two ranks hold the same one of
+    two heads, but not of four."""
+    assert sliced(dense, tensor_parallel_size=4).opaque == ""
+    found = sliced(dense, tensor_parallel_size=4, hf_overrides=other)
+    assert "KV heads" in found.opaque
+    assert (found.shards, found.replicas) == (4, 1)
+
+
 @pytest.mark.parametrize("heads,tp,whole", [
     (40, 2, True), (40, 4, False), (24, 8, False), (32, 8, True),
     (32, 32, False), (20, 4, False)])

@@ -264,22 +264,18 @@ def _formats(config: VllmConfig) -> dict[str, str]:
     return found
 
 
-def _replicas(config: VllmConfig, groups: tuple[GroupInfo, ...]) -> int:
+def _replicas(config: VllmConfig, kv: KVCacheConfig,
+              groups: tuple[GroupInfo, ...]) -> int:
     """Consecutive tensor-parallel ranks that hold the same bytes: known only
     where all layers are alike."""
     tp = config.parallel_config.tensor_parallel_size
     if len(groups) != 1 or groups[0].rule != _lib.RULE_ALL or _draft(config):
         return 1
-    if config.model_config.use_mla:
-        return tp
-    text = config.model_config.hf_text_config
-    heads = getattr(text, "num_key_value_heads", None)
-    if not isinstance(heads, int) or hasattr(text, "block_configs"):
+    heads = (1 if config.model_config.use_mla
+             else config.model_config.get_total_num_kv_heads())
+    if tp <= heads or not pages.alike(config, kv, groups[0], heads):
         return 1
-    if any("key_value_heads" in name and value not in (None, heads)
-           for name, value in text.to_dict().items()):
-        return 1  # some layers have other numbers of them
-    return tp // heads if heads < tp and tp % heads == 0 else 1
+    return tp // heads if tp % heads == 0 else 1
 
 
 def _draft(config: VllmConfig) -> Any:
@@ -369,7 +365,7 @@ def _by_rank(config: VllmConfig, kv: KVCacheConfig,
              described: dict[str, Any], why: str) -> Model:
     """A shard is a rank's pages as they are: all that shapes them counts."""
     parallel = config.parallel_config
-    replicas = _replicas(config, groups)
+    replicas = _replicas(config, kv, groups)
     shards = (parallel.tensor_parallel_size // replicas
               * parallel.pipeline_parallel_size)
     if shards > _lib.SHARDS_MAX:

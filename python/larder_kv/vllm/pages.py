@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from larder_kv import _lib
@@ -152,6 +152,31 @@ def _grouped(config: VllmConfig, parts: list[_Part]) -> (
 # ---- slices ----
 
 
+_COUNTS = re.compile("key_value_heads|kv_heads|head_kv|attention_groups"
+                     "|query_group_num|block_configs")
+
+
+def _counts(config: dict[str, Any]) -> Iterator[Any]:
+    """All that a model's configuration says of its numbers of KV heads."""
+    for name, value in config.items():
+        if _COUNTS.search(name) and value is not None:
+            yield from value if isinstance(value, (list, tuple)) else [value]
+        elif isinstance(value, dict):
+            yield from _counts(value)
+
+
+def alike(config: VllmConfig, kv: KVCacheConfig, group: GroupInfo,
+          heads: int) -> bool:
+    """Whether each layer of a group is known to have this many KV heads where
+    there are more ranks than that: then the ranks' pages have one head each,
+    of whatever the layer has, and do not tell."""
+    if config.model_config.use_mla:
+        spec = kv.kv_cache_groups[group.index].kv_cache_spec
+        return any("MLA" in c.__name__ for c in type(spec).__mro__)
+    text = config.model_config.hf_text_config
+    return set(_counts(text.to_dict())) == {heads}
+
+
 def _heads(config: VllmConfig, kv: KVCacheConfig,
            groups: tuple[GroupInfo, ...]) -> int | None:
     """The model's KV heads, if every layer has as many. None: it is not so."""
@@ -164,7 +189,8 @@ def _heads(config: VllmConfig, kv: KVCacheConfig,
         names = {c.__name__ for c in type(spec).__mro__}
         if ("UniformTypeKVCacheSpecs" in names
                 or getattr(spec, "num_kv_heads", None) != here
-                or spec.page_size_bytes % here != 0):
+                or spec.page_size_bytes % here != 0
+                or (tp > heads and not alike(config, kv, group, heads))):
             return None
     return heads if heads % tp == 0 or tp % heads == 0 else None
 

@@ -108,8 +108,9 @@ FIELDS = {
     "vllm.lora.request.LoRARequest": """lora_name lora_path lora_int_id
         adapter_id name""",
 }
-# Those that are read where a release has them, and it need not; also a module's.
-# The lists of releases say which has what, so that one that goes is noticed.
+# Those that are read where a release has them, and it need not; also those of a
+# module. The lists of releases say which has what, so that one that goes is
+# noticed.
 MAYBE = {
     "vllm.distributed.kv_events.BlockStored": "locality",
     "vllm.v1.request.Request":
