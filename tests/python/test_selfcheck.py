@@ -80,13 +80,16 @@ def test_nothing_goes_unnoticed():
 def test_what_counts_as_tested_was_run():
     """Each has a row that a run wrote, or all tests were made with it."""
     text = (PACKAGE / "versions.py").read_text()
-    tested = re.findall(r"\(0, (\d+)\)", re.search(
-        r"^TESTED = (.*?\))\)$", text, re.M | re.S)[1])
+    tested, cuda = (re.findall(r"\(0, (\d+)\)", re.search(
+        rf"^{name} = (.*?\))\)$", text, re.M | re.S)[1])
+        for name in ("TESTED", "TESTED_CUDA"))
     rows = re.findall(r"^\| 0\.(\d+)\.\d+ \| \d+ passed[^,\n]* \|$",
                       (ROOT / "docs/guide/vllm.md").read_text(), re.M)
     proof = re.findall(r"^\| 0\.(\d+)\.\d+ \| full attention \(Qwen3\) \| CPU",
                        (ROOT / "bench/results/vllm.md").read_text(), re.M)
     assert tested and set(tested) == set(rows) | set(proof)
+    ran = (ROOT / "bench/results/gpu.md").read_text()
+    assert cuda and all(f"vLLM 0.{one}." in ran for one in cuda)
 
 
 # ---- what is used ----

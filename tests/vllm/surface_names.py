@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import rig
 import torch
-import vllm
+import vllm.platforms
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import mover
@@ -449,6 +449,17 @@ def test_versions(monkeypatch, name, tested):
                 "VLLM_LARDER_STRICT=1", "0.24.x")
     monkeypatch.setenv("VLLM_LARDER_STRICT", "0")
     versions.check()
+
+
+@pytest.mark.parametrize("name, tested", [
+    ("0.24.0", True), ("0.29.0", False), ("0.32.0", True)])
+def test_versions_on_a_gpu(monkeypatch, name, tested):
+    """What ran on the CPU has not run there."""
+    monkeypatch.setattr(vllm.platforms, "current_platform",
+                        SimpleNamespace(is_cuda=lambda: True))
+    monkeypatch.setattr(vllm, "__version__", name)
+    assert versions.tested() == tested
+    assert "0.29.x" not in versions.advice()
 
 
 @pytest.mark.parametrize("name", ["0.20.2", "0.23.9"])

@@ -83,10 +83,10 @@ def test_a_reset_that_does_not_get_through(side, monkeypatch, of_tails):
     space = one.handoffs.tails().space if of_tails else one.space
     reset, fails = space.reset, [True]
 
-    def tried():
+    def tried(timeout_ms):
         if fails[0]:
             raise _lib.LarderError(_lib.E_OFFLINE, "the node is away")
-        reset()
+        reset(timeout_ms)
 
     monkeypatch.setattr(space, "reset", tried)
     monkeypatch.setattr(drop, "AGAIN_SECONDS", 0.0)
@@ -111,7 +111,7 @@ def test_a_try_of_before_ends_no_later_reset(side, monkeypatch):
     answers = iter([away, None, None, away, away])
     tries = []
 
-    def tried():
+    def tried(timeout_ms):
         answer = next(answers)
         tries.append(answer)
         if len(tries) == 2:
@@ -138,8 +138,8 @@ def test_a_reset_that_is_not_everywhere(side, monkeypatch, status):
     one = side()
     reset = one.space.reset
 
-    def here():
-        reset()
+    def here(timeout_ms):
+        reset(timeout_ms)
         raise _lib.LarderError(status, "not everywhere")
 
     store(one, TOKENS)

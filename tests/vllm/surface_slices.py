@@ -178,6 +178,9 @@ def test_pages_that_are_not_known_are_stored_by_rank(sides):
     side, mover = one.scheduler._scheduler, one.worker._worker
     assert "which is not" in side.model.opaque and side.pool is pool
     assert side.model.descriptor == mover.model.descriptor != plan.descriptor
+    # After a sleep vLLM asks the workers, and tells the scheduler, once more.
+    one.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): said})
+    assert one.scheduler._scheduler is side
 
     def step(**moves):
         one.worker.bind_connector_metadata(meta.Step(**moves))
@@ -225,7 +228,10 @@ def test_slices_are_tried(dense, monkeypatch):
     was = {name: memory.clone() for name, memory in caches.items()}
     one = untested_worker(config, kv, monkeypatch)
     assert one.model.slices is not None
+    urls, made = [], _lib.Node
+    monkeypatch.setattr(_lib, "Node", lambda url: urls.append(url) or made(url))
     one.register(caches)
+    assert {*urls} == {"embed:?dram=67108864"}  # however many slices
     parts = pages._opaque_parts
 
     def half(*given):

@@ -18,6 +18,8 @@ from larder_kv import _lib
 logger = logging.getLogger("larder")
 
 AGAIN_SECONDS = 2.0  # between two tries
+NOW_MS = 2000  # while the engine waits; what takes longer is tried again
+LATER_MS = 10000  # in a thread of its own
 
 
 class Announced(Protocol):
@@ -48,7 +50,7 @@ class Drop:
         self._due = True
         self._asked += 1
         self._next = time.monotonic() + AGAIN_SECONDS
-        dropped, why = (self._try() if settled
+        dropped, why = (self._try(NOW_MS) if settled
                         else (False, "saves are under way"))
         if dropped:
             self._end()
@@ -75,13 +77,13 @@ class Drop:
         if self._events is not None:
             self._events.reset()
 
-    def _try(self) -> tuple[bool, str]:
+    def _try(self, timeout_ms: int) -> tuple[bool, str]:
         """Whether the node gives nothing of before any more; what was wrong."""
         why = ""
         try:
             for space in self._spaces():
                 try:
-                    space.reset()
+                    space.reset(timeout_ms)
                 except _lib.LarderError as error:
                     if error.status not in (_lib.E_IO, _lib.E_TIER_OFF):
                         raise
@@ -91,7 +93,7 @@ class Drop:
         return True, why
 
     def _again(self, asked: int) -> None:
-        dropped, _ = self._try()
+        dropped, _ = self._try(LATER_MS)
         if dropped:
             self._done = asked
         self._next = time.monotonic() + AGAIN_SECONDS

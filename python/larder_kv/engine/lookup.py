@@ -311,8 +311,9 @@ class Finder:
             self._jobs.put(None)
         self._looks.put(None)
         threads = [*self._threads, *self._takers]
+        end = time.monotonic() + JOIN_SECONDS
         for thread in threads:
-            thread.join(timeout=JOIN_SECONDS)
+            thread.join(timeout=max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
             return False
         self.layout.close()

@@ -110,7 +110,7 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- workers ----
 
-    _unknown = ""  # why its pages are stored as they are, against the plan
+    _unknown = ""  # why pages are stored as they are, against the plan
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         try:
@@ -195,15 +195,17 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata_pp_aware(
             self, metadata: dict[tuple[int, int], Any]) -> None:
         """Workers that have begun: what is inside their pages may not be known
-        to them, which nobody knows before."""
+        to them, which nobody knows before. vLLM asks again after a sleep: then
+        it is settled."""
         found = [one for one in metadata.values()
                  if isinstance(one, meta.Unknown)]
-        if not found:
+        if not found or self._unknown:
             return
         if len(found) != self._vllm_config.parallel_config.world_size:
             raise pages.Unknown(f"of some workers only, {found[0].why}")
+        self._unknown = found[0].why
         pool = self._scheduler.pool
-        self._again(found[0].why)
+        self._again(self._unknown)
         self._bind(pool)
 
     def has_pending_push_work(self) -> bool:

@@ -19,6 +19,7 @@ from larder_kv import _lib
 from larder_kv.engine import handoff
 from larder_kv.engine.explain import Half
 from larder_kv.engine.moves import Move
+from larder_kv.vllm import patches
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -118,9 +119,7 @@ class Handoffs:
                 or request.num_prompt_tokens <= back
                 or getattr(request, "skip_reading_prefix_cache", False)):
             return
-        del request.prompt_token_ids[-back:], request._all_token_ids[-back:]
-        request.num_prompt_tokens -= back
-        request.max_tokens = 1
+        patches.shorten(request, back)
         params[SHORTENED] = True
 
     def give(self, t: Tracked) -> None:

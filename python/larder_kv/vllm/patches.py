@@ -19,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
     from larder_kv.engine.mover import Mover
 
@@ -85,6 +86,19 @@ def recompute_failed(found: list[KVConnectorBase_V1]) -> str:
             "taken for recompute: a request whose load fails is computed. "
             "Write recompute there, or set VLLM_LARDER_KEEP_POLICY=1 to keep "
             "fail")
+
+
+# ---- a prompt that is handed off ----
+
+
+def shorten(request: Request, back: int) -> None:
+    """All releases. The prefill side of a model with recurrent state, or with a
+    drafter of several tokens, must not compute a prompt's last tokens: the
+    decode side begins behind the state, which cannot be taken back. vLLM has no
+    way to say so; its own connectors change the request as well."""
+    del request.prompt_token_ids[-back:], request._all_token_ids[-back:]
+    request.num_prompt_tokens -= back
+    request.max_tokens = 1
 
 
 # ---- a forward that failed ----

@@ -101,7 +101,7 @@ def _try(one: Model, blocks: list[tuple[range, range]], layout: _lib.Layout,
     want = {name: [_bytes(page) for page in pair[:len(pair) // 2]]
             for name, pair in pages.items()}
     size = sum(layout.bytes(i) for i in range(len(stored(one))))
-    node = _lib.Node(f"embed:?dram={max(64 << 20, 4 * size * one.shards)}")
+    node = _lib.Node(f"embed:?dram={max(64 << 20, 4 * size)}")
     space = node.space(b"trial", one.shards, one.chunk_tokens)
     try:
         keys = _lib.Keys()
@@ -133,4 +133,4 @@ def _try(one: Model, blocks: list[tuple[range, range]], layout: _lib.Layout,
 def _refuse(why: str) -> None:
     raise versions.Unsupported(
         f"larder: vLLM {versions.vllm.__version__} was not tested, and {why}; "
-        + versions.ADVICE)
+        + versions.advice())

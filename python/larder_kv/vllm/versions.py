@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 FIRST = (0, 24)
-# Real engines ran with these. Others run as well, if they have all that is
-# used: then one block is tried, and a warning says so.
+# Real engines ran with these on the CPU, and with those on a GPU. Others run as
+# well, if they have all that is used: then one block is tried, and a warning
+# says so.
 TESTED = ((0, 24), (0, 25), (0, 26), (0, 27), (0, 28), (0, 29), (0, 30),
           (0, 31), (0, 32))
-ADVICE = "use one of " + ", ".join(f"{a}.{b}.x" for a, b in TESTED)
+TESTED_CUDA = ((0, 24), (0, 32))
 NAMED = 3  # things that are missing, in a message
 
 
@@ -40,8 +41,18 @@ def _numbers() -> tuple[int, ...] | None:
     return tuple(map(int, found.groups())) if found else None
 
 
+def _tested() -> tuple[tuple[int, int], ...]:
+    from vllm.platforms import current_platform
+
+    return TESTED_CUDA if current_platform.is_cuda() else TESTED
+
+
 def tested() -> bool:
-    return _numbers() in TESTED
+    return _numbers() in _tested()
+
+
+def advice() -> str:
+    return "use one of " + ", ".join(f"{a}.{b}.x" for a, b in _tested())
 
 
 def check() -> None:
@@ -50,17 +61,17 @@ def check() -> None:
     numbers = _numbers()
     if numbers is not None and numbers < FIRST:
         raise Unsupported(f"larder: vLLM {vllm.__version__} is too old; "
-                          + ADVICE)
+                          + advice())
     if not tested() and os.environ.get("VLLM_LARDER_STRICT") == "1":
         raise Unsupported(f"larder: vLLM {vllm.__version__} was not tested, "
                           "and VLLM_LARDER_STRICT=1 asks for one that was; "
-                          + ADVICE)
+                          + advice())
     if lacks := missing():
         more = len(lacks) - NAMED
         raise Unsupported(
             f"larder: vLLM {vllm.__version__} is not as the connector needs "
             f"it: {'; '.join(lacks[:NAMED])}"
-            + (f"; and {more} more" if more > 0 else "") + f"; {ADVICE}")
+            + (f"; and {more} more" if more > 0 else "") + f"; {advice()}")
 
 
 @functools.cache
@@ -73,7 +84,7 @@ def warning() -> str:
     """What to say of a release that runs without having been tested."""
     return (f"larder: vLLM {vllm.__version__} was not tested with Larder: it "
             "has all that is used of it, and runs; set VLLM_LARDER_STRICT=1 "
-            f"to refuse it, or {ADVICE}")
+            f"to refuse it, or {advice()}")
 
 
 def reports_failed_requests() -> bool:
