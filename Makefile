@@ -113,7 +113,8 @@ deb: deps-deb ## Debian packages: build/packages/*.deb
 wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 	@scripts/wheel
 
-screenshots: build deps-test ## the pictures of the dashboard, in docs/img
+screenshots: deps-build deps-test ## the pictures of the dashboard, in docs/img
+	@scripts/build install
 	@scripts/screenshots $(ARGS)
 
 clean: ## removes build/
