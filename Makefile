@@ -32,10 +32,10 @@ build: deps-build ## the library, the program and the examples: build/release
 test: deps-test deps-vllm ## all tests; ends with "N passed, N failed"
 	@scripts/run-tests dev
 
-test-core: deps-test ## the quick loop: tests of src/base and src/store
+test-core: deps-test ## the quick loop: base, layout, wire, store and sim
 	@scripts/run-tests dev --core
 
-test-one: deps-test ## one test: T=store/model, or T=tests/e2e/test_cli.py
+test-one: deps-test ## one test: T=node/model, or T=tests/e2e/test_cli.py
 	@scripts/run-tests dev $(if $(filter %.py,$(T)),-R '^$$' --pytest,-R) $(T)
 
 test-vllm: deps-build deps-test deps-vllm ## real vLLM; VERSIONS=0.29.0 or =all
@@ -113,7 +113,8 @@ deb: deps-deb ## Debian packages: build/packages/*.deb
 wheel: deps-wheel ## the Python package for other machines: build/wheel/*.whl
 	@scripts/wheel
 
-screenshots: build deps-test ## the pictures of the dashboard, in docs/img
+screenshots: deps-build deps-test ## the pictures of the dashboard, in docs/img
+	@scripts/build install
 	@scripts/screenshots $(ARGS)
 
 clean: ## removes build/

@@ -9,9 +9,6 @@ from typing import Any
 from larder_kv import _lib
 
 PLACE = "larder: kv_connector_extra_config"
-# Options that do nothing any more, and what happens instead. They are accepted
-# for one release.
-GONE = {"load_layers": "a load is made before the step that needs it"}
 
 
 class Options:
@@ -29,7 +26,6 @@ class Options:
     load: str
     load_ms: int
     load_threads: int
-    load_layers: int
     save: str
     save_ms: int
     save_threads: str
@@ -51,12 +47,6 @@ class Options:
                 f"has no option {missing[0]}; install larder-kv again")
         for name in [*given, *type(self).__annotations__]:
             self._read(name, given.get(name))
-
-    def gone(self) -> list[str]:
-        """A line for each option that was given and does nothing any more."""
-        return [f"option {name} is gone and does nothing: {instead}. Leave "
-                f"{name} out" for name, instead in GONE.items()
-                if getattr(self, name)]
 
     def _read(self, name: str, value: Any) -> None:
         """Sets one; None: its default."""

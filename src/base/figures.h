@@ -39,8 +39,7 @@
       "Shards that could not be loaded, by cause.")                            \
     E(ldr_cause_label, "", n.misses)                                           \
     J(misses, sum.misses)                                                      \
-    M(saves_total, COUNTER, "tenant,outcome",                                  \
-      "Shards that were to be saved, by what became of it.")                   \
+    M(saves_total, COUNTER, "tenant,outcome", "Saves of shards, by outcome.")  \
     S(saves, "stored", n.saves_stored)                                         \
     S(, "present", n.saves_present)                                            \
     S(, "declined", n.saves_declined)                                          \

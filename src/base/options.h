@@ -268,8 +268,6 @@
     X(load_ms, UINT, CONNECTOR, "10000", 1, 600000, "deadline of a load")      \
     X(load_threads, UINT, CONNECTOR, "2", 1, 64,                               \
       "loads at once, in each worker")                                         \
-    X(load_layers, UINT, CONNECTOR, "0", 0, 64,                                \
-      "gone, and does nothing: a load is made before the step that needs it")  \
     X(save, ENUM, CONNECTOR, "all", 0, 2,                                      \
       "all; prompt: not what was generated; never")                            \
     X(save_ms, UINT, CONNECTOR, "250", 1, 600000,                              \

@@ -516,7 +516,7 @@ def test_every_option_can_be_set():
              "weights": "v 2", "pod": "p", "pages": "rank", "lookup_ms": 7,
              "page_tokens": 16, "events_ownership": "off",
              "load": "always", "load_ms": "8",
-             "load_threads": 3, "load_layers": 8, "save": "prompt",
+             "load_threads": 3, "save": "prompt",
              "save_ms": 9, "save_threads": "16", "node_dram": "2G",
              "node_dram_start": "1M", "node_ssd": 0, "node_dir": "/a b",
              "node_idle_s": 5}
@@ -527,13 +527,6 @@ def test_every_option_can_be_set():
                   "node_dram_start": 1 << 20}.get(name, value)
         assert getattr(options, name) == wanted, name
     assert Options({"lookup_ms": None}).lookup_ms == Options().lookup_ms
-
-
-def test_options_that_are_gone_are_named():
-    lines = Options({"load_layers": 8}).gone()
-    assert len(lines) == 1
-    assert "load_layers is gone" in lines[0] and "before the step" in lines[0]
-    assert Options().gone() == Options({"load_layers": 0}).gone() == []
 
 
 @pytest.mark.parametrize("given, hint", [

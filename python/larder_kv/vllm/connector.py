@@ -59,9 +59,6 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
         if options.page_tokens and options.pages != "shared":
             raise versions.Unsupported("larder: page_tokens does nothing "
                                        "without pages=shared")
-        if role == KVConnectorRole.SCHEDULER:
-            for line in options.gone():
-                logger.warning("larder: %s", line)
         self._alone = len(owners) == 1
         self._describe = functools.partial(
             model.describe, vllm_config, kv_cache_config, options.chunk,
