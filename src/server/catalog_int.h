@@ -95,9 +95,11 @@ static inline uint32_t ldr_source_blocks(const ldr_source_t *s)
 /* All with the catalogue's lock. */
 block_t *ldr_catalog_block(ldr_catalog_t *c, const ldr_source_t *source,
                            const uint8_t hash[LDR_BLOCK_HASH_MAX]);
-/* One that this source has described. */
+/* One that this source has described; after NULL: the first. There are several
+ * while an engine's blocks have hashes of before its restart too. */
 block_t *ldr_catalog_digest(ldr_catalog_t *c, const ldr_source_t *source,
-                            const uint8_t digest[LDR_DIGEST_BYTES]);
+                            const uint8_t digest[LDR_DIGEST_BYTES],
+                            const block_t *after);
 void ldr_catalog_dirty(ldr_catalog_t *c, description_t *d);
 /* Of one that is gone. */
 void ldr_catalog_free(ldr_catalog_t *c, description_t *d);

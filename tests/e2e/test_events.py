@@ -84,6 +84,40 @@ def test_shared_blocks(node, router):
         settle(router, lambda i: i.longest(theirs)[2] == 0)
 
 
+def test_an_engine_that_hashes_anew(node, router):
+    """It was restarted, under its pod's name: what it describes again has its
+    new hashes, and no others; the rest is still found by tokens."""
+    begin = prompt("restart", 1)[:2 * CHUNK // PER]
+    tokens, other = ((begin + prompt(name, 2))[:2 * CHUNK]
+                     for name in ("mine", "other"))
+    with Engine(node.url()) as old, Engine(node.url(), seed=b"new") as new:
+        was, now = ([number(h) for h in e.hashes(tokens)] for e in (old, new))
+        for one in (tokens, other):
+            assert old.describe(one) == capi.OK
+            old.save(one, [0, 1])
+        settle(router, lambda i: i.longest(was)[0] == 2 * PER)
+        new.describe(tokens, 0, 1)
+        settle(router, lambda i: i.longest(now)[0] == PER
+               and not i.blocks[was[PER - 1]])
+        new.describe(tokens, 1, 1)
+        index = settle(router, lambda i: i.longest(now)[0] == 2 * PER and i)
+        assert [index.parents[h] for h in now] == [None] + now[:-1]
+        assert not any(index.blocks[h] for h in was[2:])
+        [match] = ask(node, block_hashes=now)
+        assert match["blocks"]["CPU"] == 2 * PER
+        assert match["loadable_tokens"] == 2 * CHUNK
+        assert node.value("larder_descriptions") == 4
+        # Both names of the blocks that the two prompts share are of one text.
+        new.drop(tokens, 0)
+        [match] = ask(node, token_ids=other)
+        assert match["blocks"]["CPU"] == 2 * PER
+        old.describe(tokens)
+        old.save(tokens, [0])
+        old.drop(other, 0)
+        [match] = ask(node, token_ids=tokens)
+        assert match["blocks"]["CPU"] == 2 * PER
+
+
 def test_topics(node):
     """Each engine has its own, with numbers of its own; who subscribes to one
     gets no other."""
