@@ -33,6 +33,8 @@ struct description {
     description_t *next_print;    /* of its bucket */
     description_t *older, *newer; /* of the same tenant */
     description_t *next_dirty;
+    /* In a row of the publisher's: told after it; itself: it is the last. */
+    description_t *then;
     bool dirty; /* to be looked at by the publisher */
     bool gone;  /* dropped: nobody finds it, and the publisher frees it */
     bool away;  /* as the last round found, and it was not here since then */

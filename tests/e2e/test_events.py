@@ -36,6 +36,7 @@ def settle(router, done, topic=TOPIC):
     """Reads on until done(index)."""
     def look():
         router.read()
+        assert not router.index(topic).late, "a child before its parent"
         return done(router.index(topic))
     return until(look)
 
@@ -220,6 +221,46 @@ def test_everything_again(node, router):
     assert late.ask(TOPIC, END) == []
     settle(late, lambda i: i.longest(hashes)[0] == whole)
     late.close()
+
+
+def test_parents_first(node, router):
+    """Whatever was described last: a router that knows no parent cannot place
+    its children."""
+    tokens = prompt("parents", 9)
+    with Engine(node.url()) as engine:
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        engine.describe(tokens)
+        engine.save(tokens, range(9))
+        settle(router, lambda i: i.longest(hashes)[0] == 9 * PER)
+        for chunk in (5, 3, 2, 0):
+            engine.describe(tokens, chunk, 1)
+        assert router.ask(TOPIC, END) == []
+        index = settle(router, lambda i: i.cleared > 1
+                       and i.longest(hashes)[0] == 9 * PER and i)
+        # One that is not there is not waited for.
+        engine.drop(tokens, 4)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER)
+        cleared = index.cleared
+        assert router.ask(TOPIC, END) == []
+        settle(router, lambda i: i.cleared > cleared and all(
+            i.blocks.get(h) for h in hashes[5 * PER:]))
+        engine.save(tokens, [4])
+        settle(router, lambda i: i.longest(hashes)[0] == 9 * PER)
+
+
+def test_parents_that_go_in_a_circle(node, router):
+    """An engine that describes nonsense harms nobody."""
+    tokens = prompt("circle", 3)
+    with Engine(node.url()) as engine:
+        hashes = engine.hashes(tokens)
+        engine.save(tokens, [0, 1, 2])
+        engine.hashes = lambda _: hashes[:2 * PER] + hashes[:PER]
+        engine.describe(tokens, 1, 2)
+        for times in (1, 2):
+            until(lambda: router.read() or (
+                router.index(TOPIC).cleared >= times
+                and len(router.index(TOPIC).blocks) == 2 * PER))
+            assert router.ask(TOPIC, END) == []
 
 
 def test_counted(node, router):
@@ -428,6 +469,7 @@ class World:
         """Whether the index has what the node answers, for every prompt."""
         router.read(20)
         index = router.index(TOPIC)
+        assert not index.late, "a child before its parent"
         for tokens in self.prompts:
             hashes = [number(h) for h in self.engine.hashes(tokens)]
             found = ask(self.node, model="m", pod="pod-a", block_hashes=hashes)
