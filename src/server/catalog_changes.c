@@ -226,6 +226,23 @@ void ldr_catalog_look_again(ldr_catalog_t *c)
     ldr_mutex_unlock(&c->lock);
 }
 
+static bool has_topic(const ldr_source_t *s, const ldr_topic_of_t *topic)
+{
+    return s->tenant == topic->tenant && strcmp(s->model, topic->model) == 0 &&
+           (topic->pod == NULL || strcmp(s->pod, topic->pod) == 0);
+}
+
+bool ldr_catalog_described(const ldr_catalog_t *c, const ldr_topic_of_t *topic)
+{
+    for (uint32_t i = 0; i < c->source_count; i++) {
+        if (c->sources[i]->descriptions > 0 &&
+            has_topic(c->sources[i], topic)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* As if it had never been published, if it is of this topic. */
 static void unpublish(ldr_catalog_t *c, description_t *d,
                       const ldr_topic_of_t *topic)
@@ -233,8 +250,7 @@ static void unpublish(ldr_catalog_t *c, description_t *d,
     const ldr_source_t *s = d->source;
     uint8_t was = d->published & (uint8_t)topic->media;
 
-    if (s->tenant != topic->tenant || strcmp(s->model, topic->model) != 0 ||
-        (topic->pod != NULL && strcmp(s->pod, topic->pod) != 0)) {
+    if (!has_topic(s, topic)) {
         return;
     }
     for (uint32_t b = 0; b < ldr_source_blocks(s); b++) {

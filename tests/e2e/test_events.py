@@ -287,6 +287,40 @@ def test_counted(node, router):
     until(lambda: node.value("larder_event_subscriptions") == 1)
 
 
+def test_pods_that_come_and_go(serve):
+    """More than there are topics: one that has nothing left gives way. Who
+    asks for its events is told so."""
+    node = serve(admin="127.0.0.1:0", query="on", describe_memory="1M",
+                 **urls())
+    router = Router(node.given["events"], node.given["events_replay"])
+    first, last = "kv@pod-0@m", "kv@pod-299@m"
+    tokens = prompt("pods", 4)
+    with Engine(node.url()) as engine:
+        engine.save(tokens, range(4))
+        hashes = [number(h) for h in engine.hashes(tokens)]
+
+        def begin(i):
+            engine.pod = f"pod-{i}"
+            until(lambda: engine.describe(tokens) == capi.OK)
+            router.read(1)
+
+        begin(0)
+        whole = settle(router, lambda i: i.longest(hashes)[0] == 4 * PER and i,
+                       first)
+        for i in range(1, 300):
+            begin(i)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER, last)
+        assert not any(whole.blocks.values())
+        [(cleared, payload)] = router.ask(first, whole.next)
+        assert [e["type"] for e in unpack(payload)[1]] == ["AllBlocksCleared"]
+        assert cleared > whole.next
+        begin(0)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER, first)
+        assert whole.cleared == 2 and whole.next > cleared
+        assert node.value("larder_events_total", outcome="dropped") == 0
+    router.close()
+
+
 @pytest.fixture
 def keys(tmp_path):
     """Of the node, of one who may read, of one who may not; and the options
