@@ -223,8 +223,13 @@ class Connector:
                     thread = threading.Thread(
                         target=self._open, args=(model,), daemon=True,
                         name="larder-space")
-                    self._openers.append(thread)
-                    thread.start()
+                    try:
+                        thread.start()
+                        self._openers.append(thread)
+                    except RuntimeError as failed:  # there are too many
+                        del self._waiting[model]
+                        batch.error = str(failed)
+                        self._leave(batch)
                 return
         if space is not None:
             self._send(space, batch, wanted)
