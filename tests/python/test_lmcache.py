@@ -257,6 +257,16 @@ def test_no_thread_for_a_new_model(daemon, monkeypatch):
         assert one.get([key(1)], [64]) == [b"a" * 64]
 
 
+def test_weights_are_asked_for(daemon, caplog):
+    """Their version is not in LMCache's keys: without option weights the log
+    says so."""
+    with caplog.at_level("INFO", "larder"):
+        with bridge(daemon.url(), weights="v2"):
+            assert "weights is not set" not in caplog.text
+        with bridge(daemon.url()):
+            assert caplog.text.count("weights is not set") == 1
+
+
 def test_node_stopped(daemon):
     """Misses come by the deadline; afterwards all is as before."""
     with bridge(daemon.url(breaker_ms=1), load_ms=300, lookup_ms=300) as one:
