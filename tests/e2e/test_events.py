@@ -153,6 +153,13 @@ def test_requests_for_replays(node):
     # As vLLM's subscribers ask, without a topic: there is only one.
     asks.dealer.send(b"", bytes(8))
     assert asks.dealer.receive(60000)[1] == TOPIC.encode()
+    while asks.dealer.receive(60000)[1] != b"":
+        pass
+    with Engine(node.url(), "pod-b") as other:
+        other.describe(tokens)
+        until(lambda: len(asks.ask("kv@pod-b@m", 0)[0][1]) > 100)
+    asks.dealer.send(b"", bytes(8))  # now there are two: only the end comes
+    assert asks.dealer.receive(60000)[1] == b""
     wild = Socket(DEALER, node.given["events_replay"])
     for parts in ((b"",), (b"x",), (b"", b"1"), (b"", bytes(9)),
                   (b"", bytes(8), b"t" * 4000), (b"", bytes(8), b"", b""),
