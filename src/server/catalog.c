@@ -84,9 +84,11 @@ static bool described_by(const block_t *b, const ldr_source_t *source)
 }
 
 block_t *ldr_catalog_digest(ldr_catalog_t *c, const ldr_source_t *source,
-                            const uint8_t digest[LDR_DIGEST_BYTES])
+                            const uint8_t digest[LDR_DIGEST_BYTES],
+                            const block_t *after)
 {
-    block_t *b = *digest_bucket(c, source->scope, digest);
+    block_t *b = after != NULL ? after->next_digest
+                               : *digest_bucket(c, source->scope, digest);
 
     while (b != NULL && (b->scope != source->scope ||
                          memcmp(b->digest, digest, LDR_DIGEST_BYTES) != 0 ||
@@ -399,6 +401,22 @@ static description_t *description_new(ldr_catalog_t *c, ldr_source_t *s,
     return d;
 }
 
+/* Whether the engine still calls its blocks so: one that was restarted may hash
+ * otherwise. */
+static bool same_hashes(const description_t *d, const chunk_t *chunk)
+{
+    const ldr_source_t *s = d->source;
+    uint32_t b = 0;
+
+    while (b < ldr_source_blocks(s) &&
+           memcmp(d->uses[b].block->hash,
+                  chunk->hashes + (size_t)b * s->hash_bytes,
+                  s->hash_bytes) == 0) {
+        b++;
+    }
+    return b == ldr_source_blocks(s);
+}
+
 /* False: no memory. */
 static bool take_chunk(ldr_catalog_t *c, ldr_source_t *s, const chunk_t *chunk)
 {
@@ -406,6 +424,10 @@ static bool take_chunk(ldr_catalog_t *c, ldr_source_t *s, const chunk_t *chunk)
     description_t *d =
         t != NULL ? description_find(c, s, chunk->print, chunk->key) : NULL;
 
+    if (d != NULL && !same_hashes(d, chunk)) {
+        description_drop(c, t, d); /* withdrawn before the new is announced */
+        d = NULL;
+    }
     if (d != NULL) { /* it is known: only its age changes */
         use_t *last = &d->uses[ldr_source_blocks(s) - 1];
 

@@ -163,6 +163,9 @@ typedef struct ldr_topic_of {
     const char *model;
 } ldr_topic_of_t;
 
+/* Whether something of this topic is described, or was told of and is not
+ * withdrawn yet. For an ldr_catalog_fn: the lock is taken. */
+bool ldr_catalog_described(const ldr_catalog_t *c, const ldr_topic_of_t *topic);
 /* The next calls tell of all that this topic has, as if nothing of it had been
  * published. */
 void ldr_catalog_republish(ldr_catalog_t *c, const ldr_topic_of_t *topic);

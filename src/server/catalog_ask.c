@@ -1,7 +1,7 @@
 /*
- * Where a prompt is: questions of routers, by the admin's thread, and what the
- * publisher asks of other members. A question goes through the sources, one at
- * a time, with the catalogue's lock; the node's lock is taken inside it for
+ * Where a prompt is: questions of routers, by the questions' thread, and what
+ * the publisher asks of other members. A question goes through the sources, one
+ * at a time, with the catalogue's lock; the node's lock is taken inside it for
  * each block. Members are asked with neither.
  */
 #include <stdio.h>
@@ -26,15 +26,19 @@ typedef struct walk {
     size_t key_capacity, key_count;
 } walk_t;
 
-/* A block of the prompt, if the catalogue has it. */
-static block_t *block_at(walk_t *w, size_t i)
+/* A block of the prompt, if the catalogue has it: by its tokens there may be
+ * more of them, after this one. */
+static block_t *block_at(walk_t *w, size_t i, const block_t *after)
 {
     const ldr_source_t *s = &w->out->source;
 
-    return w->ask->hashes != NULL
-               ? ldr_catalog_block(w->c, s,
-                                   w->ask->hashes + i * LDR_BLOCK_HASH_MAX)
-               : ldr_catalog_digest(w->c, s, w->digests[i % SLICE]);
+    if (w->ask->hashes == NULL) {
+        return ldr_catalog_digest(w->c, s, w->digests[i % SLICE], after);
+    }
+    return after != NULL
+               ? NULL
+               : ldr_catalog_block(w->c, s,
+                                   w->ask->hashes + i * LDR_BLOCK_HASH_MAX);
 }
 
 /* Makes ready for a slice of blocks that begins here: hashing takes longer than
@@ -123,21 +127,24 @@ static void walk_blocks(walk_t *w)
         }
         ldr_mutex_lock(&w->c->lock);
         for (; i < end && (any || chunks); i++) {
-            const block_t *b = block_at(w, i);
+            const block_t *b = block_at(w, i, NULL);
+            bool ends = chunks && i % per == per - 1, noted = false;
+            uint8_t media = 0;
 
             if (b == NULL) {
                 break;
             }
-            uint8_t media = any ? media_of_block(w, b) : 0;
+            for (; b != NULL; b = block_at(w, i, b)) {
+                media |= any ? media_of_block(w, b) : 0;
+                noted = noted || (ends && note_key(w, b));
+            }
             for (unsigned m = 0; m < LDR_MEDIA_HERE; m++) {
                 in[m] = in[m] && (media >> m & 1u) != 0;
                 w->out->blocks[m] += in[m];
             }
             any = any && media != 0;
             w->out->any += any;
-            if (chunks && i % per == per - 1) {
-                chunks = note_key(w, b);
-            }
+            chunks = chunks && (!ends || noted);
         }
         ldr_mutex_unlock(&w->c->lock);
     }

@@ -10,6 +10,9 @@
 #include "base/mem.h"
 #include "server/catalog_int.h"
 
+#define HERE ((1u << LDR_MEDIA_HERE) - 1)
+#define PARENTS_MAX 64u /* chunks with one block that are looked at */
+
 bool ldr_catalog_watch(ldr_catalog_t *c, bool by_node)
 {
     c->by_node = by_node;
@@ -115,7 +118,8 @@ static void block_tell(description_t *d, ldr_medium_t medium, bool stored,
     }
 }
 
-static void description_look(ldr_catalog_t *c, description_t *d, uint8_t now,
+/* Tells what is so now of what was told before. */
+static void description_tell(ldr_catalog_t *c, description_t *d, uint8_t now,
                              ldr_catalog_fn fn, void *arg)
 {
     for (unsigned m = 0; m < LDR_MEDIA; m++) {
@@ -126,41 +130,89 @@ static void description_look(ldr_catalog_t *c, description_t *d, uint8_t now,
         }
     }
     d->published = now;
-    d->away = d->away && (now & ((1u << LDR_MEDIA_HERE) - 1)) == 0;
+    d->away = d->away && (now & HERE) == 0;
     if (d->gone) {
         c->gone_count--;
         ldr_catalog_free(c, d);
     }
 }
 
-#define SLICE 64u /* looked up before others get the node's lock */
+static uint8_t media_now(ldr_catalog_t *c, const description_t *d)
+{
+    ldr_node_lock(c->node);
+    uint8_t now = ldr_catalog_media(c, d);
+    ldr_node_unlock(c->node);
+    return now;
+}
+
+/* A chunk with d's parent, if d is to be published while no chunk with its
+ * parent is, though there is one in the same place. What is in the row already
+ * is not meant: engines may describe circles. */
+static description_t *parent_of(ldr_catalog_t *c, const description_t *d,
+                                uint8_t now)
+{
+    const unsigned place = (now & HERE) != 0 ? HERE : 1u << LDR_MEDIUM_AWAY;
+    const block_t *b = d->has_parent && (now & ~d->published) != 0
+                           ? ldr_catalog_block(c, d->source, d->parent)
+                           : NULL;
+
+    for (unsigned m = 0; b != NULL && m < LDR_MEDIA; m++) {
+        if ((place >> m & 1u) != 0 && b->published[m] > 0) {
+            return NULL;
+        }
+    }
+    const use_t *u = b != NULL ? b->uses : NULL;
+    for (unsigned i = 0; u != NULL && i < PARENTS_MAX; i++) {
+        if (u->of->then == NULL && (media_now(c, u->of) & place) != 0) {
+            return u->of;
+        }
+        u = u->next;
+    }
+    return NULL;
+}
+
+/* Tells of its parents first: who does not know a block's parent cannot place
+ * the block. */
+static void description_look(ldr_catalog_t *c, description_t *d,
+                             ldr_catalog_fn fn, void *arg)
+{
+    uint8_t now = media_now(c, d);
+    description_t *parent;
+
+    d->then = d;
+    while ((parent = parent_of(c, d, now)) != NULL) {
+        parent->then = d;
+        d = parent;
+        now = media_now(c, d);
+    }
+    for (;;) {
+        description_t *next = d->then;
+        bool last = next == d;
+
+        d->then = NULL;
+        description_tell(c, d, now, fn, arg);
+        if (last) {
+            return;
+        }
+        d = next;
+        now = media_now(c, d);
+    }
+}
 
 bool ldr_catalog_changes(ldr_catalog_t *c, uint32_t looks, ldr_catalog_fn fn,
                          void *arg)
 {
     ldr_mutex_lock(&c->lock);
     take_notes(c);
-    while (looks > 0 && c->dirty != NULL) {
-        description_t *all[SLICE];
-        uint8_t now[SLICE];
-        uint32_t count = 0;
+    for (; looks > 0 && c->dirty != NULL; looks--) {
+        description_t *d = c->dirty;
 
-        ldr_node_lock(c->node);
-        for (; count < SLICE && looks > 0 && c->dirty != NULL; count++) {
-            description_t *d = all[count] = c->dirty;
-
-            c->dirty = d->next_dirty;
-            d->dirty = false;
-            now[count] = ldr_catalog_media(c, d);
-            looks--;
-        }
-        ldr_node_unlock(c->node);
+        c->dirty = d->next_dirty;
         if (c->dirty == NULL) {
             c->dirty_end = &c->dirty;
         }
-        for (uint32_t i = 0; i < count; i++) {
-            description_look(c, all[i], now[i], fn, arg);
-        }
+        d->dirty = false;
+        description_look(c, d, fn, arg);
     }
     bool more = c->dirty != NULL;
     ldr_mutex_unlock(&c->lock);
@@ -174,6 +226,23 @@ void ldr_catalog_look_again(ldr_catalog_t *c)
     ldr_mutex_unlock(&c->lock);
 }
 
+static bool has_topic(const ldr_source_t *s, const ldr_topic_of_t *topic)
+{
+    return s->tenant == topic->tenant && strcmp(s->model, topic->model) == 0 &&
+           (topic->pod == NULL || strcmp(s->pod, topic->pod) == 0);
+}
+
+bool ldr_catalog_described(const ldr_catalog_t *c, const ldr_topic_of_t *topic)
+{
+    for (uint32_t i = 0; i < c->source_count; i++) {
+        if (c->sources[i]->descriptions > 0 &&
+            has_topic(c->sources[i], topic)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* As if it had never been published, if it is of this topic. */
 static void unpublish(ldr_catalog_t *c, description_t *d,
                       const ldr_topic_of_t *topic)
@@ -181,8 +250,7 @@ static void unpublish(ldr_catalog_t *c, description_t *d,
     const ldr_source_t *s = d->source;
     uint8_t was = d->published & (uint8_t)topic->media;
 
-    if (s->tenant != topic->tenant || strcmp(s->model, topic->model) != 0 ||
-        (topic->pod != NULL && strcmp(s->pod, topic->pod) != 0)) {
+    if (!has_topic(s, topic)) {
         return;
     }
     for (uint32_t b = 0; b < ldr_source_blocks(s); b++) {

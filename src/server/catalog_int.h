@@ -33,6 +33,8 @@ struct description {
     description_t *next_print;    /* of its bucket */
     description_t *older, *newer; /* of the same tenant */
     description_t *next_dirty;
+    /* In a row of the publisher's: told after it; itself: it is the last. */
+    description_t *then;
     bool dirty; /* to be looked at by the publisher */
     bool gone;  /* dropped: nobody finds it, and the publisher frees it */
     bool away;  /* as the last round found, and it was not here since then */
@@ -95,9 +97,11 @@ static inline uint32_t ldr_source_blocks(const ldr_source_t *s)
 /* All with the catalogue's lock. */
 block_t *ldr_catalog_block(ldr_catalog_t *c, const ldr_source_t *source,
                            const uint8_t hash[LDR_BLOCK_HASH_MAX]);
-/* One that this source has described. */
+/* One that this source has described; after NULL: the first. There are several
+ * while an engine's blocks have hashes of before its restart too. */
 block_t *ldr_catalog_digest(ldr_catalog_t *c, const ldr_source_t *source,
-                            const uint8_t digest[LDR_DIGEST_BYTES]);
+                            const uint8_t digest[LDR_DIGEST_BYTES],
+                            const block_t *after);
 void ldr_catalog_dirty(ldr_catalog_t *c, description_t *d);
 /* Of one that is gone. */
 void ldr_catalog_free(ldr_catalog_t *c, description_t *d);

@@ -82,11 +82,13 @@ struct ldr_events {
     topic_t *topics[TOPICS_MAX];
     unsigned topic_count;
     uint64_t kept_bytes;
-    uint64_t look_ns;              /* the next look at all descriptions */
-    uint64_t begun;                /* the last number_begin() */
+    uint64_t look_ns; /* the next look at all descriptions */
+    uint64_t begun; /* the last number_begin(), or a number of a topic that was
+                       given up: what begins is above all of them */
     replay_t replays[REPLAYS_MAX]; /* in the order of the requests */
     unsigned replay_count;
     pthread_t thread;
+    bool full; /* there was no topic left, and the log has it */
     bool started;
     bool stop; /* atomic */
 };
@@ -217,6 +219,37 @@ static void name_holder(const ldr_events_t *e, const ldr_catalog_change_t *c,
     }
 }
 
+/* One of which nothing is described any more, so that all of it is withdrawn,
+ * is given up: its engines may be gone for ever. Who is being sent what it had
+ * is told that nothing is left. NULL: there is none. */
+static topic_t *topic_unused(ldr_events_t *e)
+{
+    unsigned i = 0;
+
+    while (i < e->topic_count &&
+           ldr_catalog_described(e->p.catalog, &e->topics[i]->of)) {
+        i++;
+    }
+    if (i == e->topic_count) {
+        return NULL;
+    }
+    topic_t *t = e->topics[i];
+    flush(e, t);
+    e->begun = ldr_max64(e->begun, t->next);
+    for (unsigned r = 0; r < e->replay_count; r++) {
+        if (e->replays[r].topic == t) {
+            e->replays[r].cleared |= e->replays[r].at != NULL;
+            e->replays[r].topic = NULL;
+        }
+    }
+    while (t->oldest != NULL) {
+        kept_drop(e, t);
+    }
+    ldr_free(t->pack.at);
+    memset(t, 0, sizeof(*t));
+    return t;
+}
+
 /* NULL: there are too many. */
 static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
 {
@@ -230,9 +263,13 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
             return e->topics[i];
         }
     }
-    topic_t *t = e->topic_count < TOPICS_MAX ? ldr_alloc(sizeof(*t)) : NULL;
+    bool room = e->topic_count < TOPICS_MAX;
+    topic_t *t = room ? ldr_alloc(sizeof(*t)) : topic_unused(e);
     if (t == NULL) {
         return NULL;
+    }
+    if (room) {
+        e->topics[e->topic_count++] = t;
     }
     memcpy(t->holder, holder, sizeof(t->holder));
     memcpy(t->model, c->source->model, sizeof(t->model));
@@ -244,7 +281,6 @@ static topic_t *topic_of(ldr_events_t *e, const ldr_catalog_change_t *c)
         .model = t->model,
     };
     t->next = number_begin(e);
-    e->topics[e->topic_count++] = t;
     topic_clear(e, t);
     return t;
 }
@@ -260,6 +296,13 @@ static void on_change(void *arg, const ldr_catalog_change_t *c)
     topic_t *t = topic_of(e, c);
     if (t == NULL) {
         ldr_metrics_event(e->p.metrics, LDR_EVENT_KV_DROPPED, 1);
+        if (!e->full) {
+            ldr_warn(&e->p.log,
+                     "events: %u topics are in use (or there is no memory): "
+                     "those of more models and engines are dropped",
+                     TOPICS_MAX);
+        }
+        e->full = true;
         return;
     }
     ldr_event_pack(&t->pack, c, e->p.owned);

@@ -269,7 +269,8 @@ larder_status_t ldr_query_answer(ldr_catalog_t *catalog, const char *name,
 {
     question_t q = {0};
     const size_t room = (ANSWERS_MAX + 1) * ANSWER_BYTES;
-    ldr_catalog_answer_t *answers = ldr_alloc(ANSWERS_MAX * sizeof(*answers));
+    const uint32_t wanted = ANSWERS_MAX + 1; /* to see whether there are more */
+    ldr_catalog_answer_t *answers = ldr_alloc(wanted * sizeof(*answers));
     char *text = ldr_alloc(room);
     larder_status_t st = LARDER_OK;
 
@@ -289,16 +290,17 @@ larder_status_t ldr_query_answer(ldr_catalog_t *catalog, const char *name,
             .hash_bytes = q.hash_bytes,
             .hash_count = q.hash_count,
         };
-        uint32_t count = ldr_catalog_ask(catalog, &ask, answers, ANSWERS_MAX);
+        uint32_t count = ldr_catalog_ask(catalog, &ask, answers, wanted);
         ldr_json_t j = {.t = ldr_text(text, room)};
 
         ldr_json_begin(&j, NULL, '{');
         ldr_json_text(&j, "node", name);
         ldr_json_begin(&j, "matches", '[');
-        for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t i = 0; i < count && i < ANSWERS_MAX; i++) {
             answer_row(&j, &answers[i]);
         }
         ldr_json_end(&j, ']');
+        ldr_json_truth(&j, "partial", count > ANSWERS_MAX);
         ldr_json_end(&j, '}');
         *text_p = text;
         *length_p = ldr_min64(j.t.length, room - 1);

@@ -141,6 +141,10 @@ class Index:
         self.parents, self.tokens = {}, {}
         self.events = 0
         self.cleared = 0
+        # Blocks that a message has after a child of theirs, which it stored
+        # while they were not known.
+        self.late = set()
+        self._awaited = set()
 
     def message(self, number, payload):
         """False: messages before it are missing."""
@@ -151,6 +155,7 @@ class Index:
         if number != self.next and events[0]["type"] != "AllBlocksCleared":
             return False
         self.next = number + 1
+        self._awaited.clear()
         for event in events:
             self._event(event)
         return True
@@ -173,6 +178,9 @@ class Index:
         size = event["block_size"]
         assert len(event["token_ids"]) == size * len(hashes)
         parent = event["parent_block_hash"]
+        if not self.blocks.get(parent):
+            self._awaited.add(parent)
+        self.late |= self._awaited.intersection(hashes)
         for i, one in enumerate(hashes):
             media = self.blocks.setdefault(one, set())
             assert medium not in media, "stored twice"

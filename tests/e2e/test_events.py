@@ -36,6 +36,7 @@ def settle(router, done, topic=TOPIC):
     """Reads on until done(index)."""
     def look():
         router.read()
+        assert not router.index(topic).late, "a child before its parent"
         return done(router.index(topic))
     return until(look)
 
@@ -84,6 +85,40 @@ def test_shared_blocks(node, router):
         settle(router, lambda i: i.longest(theirs)[2] == 0)
 
 
+def test_an_engine_that_hashes_anew(node, router):
+    """It was restarted, under its pod's name: what it describes again has its
+    new hashes, and no others; the rest is still found by tokens."""
+    begin = prompt("restart", 1)[:2 * CHUNK // PER]
+    tokens, other = ((begin + prompt(name, 2))[:2 * CHUNK]
+                     for name in ("mine", "other"))
+    with Engine(node.url()) as old, Engine(node.url(), seed=b"new") as new:
+        was, now = ([number(h) for h in e.hashes(tokens)] for e in (old, new))
+        for one in (tokens, other):
+            assert old.describe(one) == capi.OK
+            old.save(one, [0, 1])
+        settle(router, lambda i: i.longest(was)[0] == 2 * PER)
+        new.describe(tokens, 0, 1)
+        settle(router, lambda i: i.longest(now)[0] == PER
+               and not i.blocks[was[PER - 1]])
+        new.describe(tokens, 1, 1)
+        index = settle(router, lambda i: i.longest(now)[0] == 2 * PER and i)
+        assert [index.parents[h] for h in now] == [None] + now[:-1]
+        assert not any(index.blocks[h] for h in was[2:])
+        [match] = ask(node, block_hashes=now)
+        assert match["blocks"]["CPU"] == 2 * PER
+        assert match["loadable_tokens"] == 2 * CHUNK
+        assert node.value("larder_descriptions") == 4
+        # Both names of the blocks that the two prompts share are of one text.
+        new.drop(tokens, 0)
+        [match] = ask(node, token_ids=other)
+        assert match["blocks"]["CPU"] == 2 * PER
+        old.describe(tokens)
+        old.save(tokens, [0])
+        old.drop(other, 0)
+        [match] = ask(node, token_ids=tokens)
+        assert match["blocks"]["CPU"] == 2 * PER
+
+
 def test_topics(node):
     """Each engine has its own, with numbers of its own; who subscribes to one
     gets no other."""
@@ -118,6 +153,13 @@ def test_requests_for_replays(node):
     # As vLLM's subscribers ask, without a topic: there is only one.
     asks.dealer.send(b"", bytes(8))
     assert asks.dealer.receive(60000)[1] == TOPIC.encode()
+    while asks.dealer.receive(60000)[1] != b"":
+        pass
+    with Engine(node.url(), "pod-b") as other:
+        other.describe(tokens)
+        until(lambda: len(asks.ask("kv@pod-b@m", 0)[0][1]) > 100)
+    asks.dealer.send(b"", bytes(8))  # now there are two: only the end comes
+    assert asks.dealer.receive(60000)[1] == b""
     wild = Socket(DEALER, node.given["events_replay"])
     for parts in ((b"",), (b"x",), (b"", b"1"), (b"", bytes(9)),
                   (b"", bytes(8), b"t" * 4000), (b"", bytes(8), b"", b""),
@@ -188,6 +230,46 @@ def test_everything_again(node, router):
     late.close()
 
 
+def test_parents_first(node, router):
+    """Whatever was described last: a router that knows no parent cannot place
+    its children."""
+    tokens = prompt("parents", 9)
+    with Engine(node.url()) as engine:
+        hashes = [number(h) for h in engine.hashes(tokens)]
+        engine.describe(tokens)
+        engine.save(tokens, range(9))
+        settle(router, lambda i: i.longest(hashes)[0] == 9 * PER)
+        for chunk in (5, 3, 2, 0):
+            engine.describe(tokens, chunk, 1)
+        assert router.ask(TOPIC, END) == []
+        index = settle(router, lambda i: i.cleared > 1
+                       and i.longest(hashes)[0] == 9 * PER and i)
+        # One that is not there is not waited for.
+        engine.drop(tokens, 4)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER)
+        cleared = index.cleared
+        assert router.ask(TOPIC, END) == []
+        settle(router, lambda i: i.cleared > cleared and all(
+            i.blocks.get(h) for h in hashes[5 * PER:]))
+        engine.save(tokens, [4])
+        settle(router, lambda i: i.longest(hashes)[0] == 9 * PER)
+
+
+def test_parents_that_go_in_a_circle(node, router):
+    """An engine that describes nonsense harms nobody."""
+    tokens = prompt("circle", 3)
+    with Engine(node.url()) as engine:
+        hashes = engine.hashes(tokens)
+        engine.save(tokens, [0, 1, 2])
+        engine.hashes = lambda _: hashes[:2 * PER] + hashes[:PER]
+        engine.describe(tokens, 1, 2)
+        for times in (1, 2):
+            until(lambda: router.read() or (
+                router.index(TOPIC).cleared >= times
+                and len(router.index(TOPIC).blocks) == 2 * PER))
+            assert router.ask(TOPIC, END) == []
+
+
 def test_counted(node, router):
     """Events that went out, were sent again, and who has subscribed."""
     def events(outcome):
@@ -210,6 +292,40 @@ def test_counted(node, router):
     for one in more:
         one.close()
     until(lambda: node.value("larder_event_subscriptions") == 1)
+
+
+def test_pods_that_come_and_go(serve):
+    """More than there are topics: one that has nothing left gives way. Who
+    asks for its events is told so."""
+    node = serve(admin="127.0.0.1:0", query="on", describe_memory="1M",
+                 **urls())
+    router = Router(node.given["events"], node.given["events_replay"])
+    first, last = "kv@pod-0@m", "kv@pod-299@m"
+    tokens = prompt("pods", 4)
+    with Engine(node.url()) as engine:
+        engine.save(tokens, range(4))
+        hashes = [number(h) for h in engine.hashes(tokens)]
+
+        def begin(i):
+            engine.pod = f"pod-{i}"
+            until(lambda: engine.describe(tokens) == capi.OK)
+            router.read(1)
+
+        begin(0)
+        whole = settle(router, lambda i: i.longest(hashes)[0] == 4 * PER and i,
+                       first)
+        for i in range(1, 300):
+            begin(i)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER, last)
+        assert not any(whole.blocks.values())
+        [(cleared, payload)] = router.ask(first, whole.next)
+        assert [e["type"] for e in unpack(payload)[1]] == ["AllBlocksCleared"]
+        assert cleared > whole.next
+        begin(0)
+        settle(router, lambda i: i.longest(hashes)[0] == 4 * PER, first)
+        assert whole.cleared == 2 and whole.next > cleared
+        assert node.value("larder_events_total", outcome="dropped") == 0
+    router.close()
 
 
 @pytest.fixture
@@ -394,6 +510,7 @@ class World:
         """Whether the index has what the node answers, for every prompt."""
         router.read(20)
         index = router.index(TOPIC)
+        assert not index.late, "a child before its parent"
         for tokens in self.prompts:
             hashes = [number(h) for h in self.engine.hashes(tokens)]
             found = ask(self.node, model="m", pod="pod-a", block_hashes=hashes)

@@ -121,6 +121,21 @@ def test_engines_that_hash_differently(node):
         assert [m["pod"] for m in ask(node, pod="b", token_ids=tokens)] == ["b"]
 
 
+def test_more_engines_than_an_answer_has(node):
+    """It says so."""
+    tokens = prompt("many engines", 1)
+    with Engine(node.url()) as engine:
+        engine.save(tokens, [0])
+        for count in range(1, 18):
+            engine.pod = f"pod-{count}"
+            engine.describe(tokens)
+            status, answer = post(node, {"token_ids": tokens})
+            assert status == 200 and answer["partial"] == (count > 16)
+            assert len(answer["matches"]) == min(count, 16)
+    _, answer = post(node, {"token_ids": tokens, "pod": "pod-17"})
+    assert not answer["partial"] and len(answer["matches"]) == 1
+
+
 def test_which_member_has_it(serve, tmp_path):
     """Chunks of another member are counted by its name."""
     ports = [free_port(), free_port()]

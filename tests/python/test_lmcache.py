@@ -238,6 +238,35 @@ def test_what_cannot_be_handed_over(daemon):
         assert one.get([key(1)], [64]) == [b"a" * 64]
 
 
+def test_no_thread_for_a_new_model(daemon, monkeypatch):
+    """The batch has an end, and so have later ones of the model."""
+    with bridge(daemon.url()) as one:
+        start = threading.Thread.start
+
+        def refuse(thread):
+            if thread.name == "larder-space":
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(2):
+                ok, error, there = one.wait(one.submit("exists", [key(1)]))
+                assert ok and there == [False] and "new thread" in error
+        assert one.set([key(1)], [b"a" * 64])
+        assert one.get([key(1)], [64]) == [b"a" * 64]
+
+
+def test_weights_are_asked_for(daemon, caplog):
+    """Their version is not in LMCache's keys: without option weights the log
+    says so."""
+    with caplog.at_level("INFO", "larder"):
+        with bridge(daemon.url(), weights="v2"):
+            assert "weights is not set" not in caplog.text
+        with bridge(daemon.url()):
+            assert caplog.text.count("weights is not set") == 1
+
+
 def test_node_stopped(daemon):
     """Misses come by the deadline; afterwards all is as before."""
     with bridge(daemon.url(breaker_ms=1), load_ms=300, lookup_ms=300) as one:

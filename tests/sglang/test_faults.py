@@ -19,8 +19,15 @@ NEAR = 0.05  # rows of one matrix are rounded by how many there are
 
 
 def check(answer, cold):
-    for one, other in zip(answer.logprobs, cold.logprobs, strict=True):
+    """Token for token, up to one that was so near to another that rounding
+    chooses: what comes after it has another context."""
+    for i, (one, other) in enumerate(zip(answer.logprobs, cold.logprobs,
+                                         strict=True)):
         assert abs(float(one) - float(other)) < NEAR
+        if answer.ids[i] != cold.ids[i]:
+            first, second = cold.meta["output_top_logprobs"][i]
+            assert abs(first[0] - second[0]) < 2 * NEAR
+            return
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def told(tmp_path_factory):
         server = stack.enter_context(rig.server(
             folder, node.url(), extra=dict(lookup_ms=1000, load_ms=3000,
                                            save_ms=3000)))
-        cold = [server.ask(ids) for ids in IDS]
+        cold = [server.ask(ids, top_logprobs_num=2) for ids in IDS]
         with rig.Store(node, server) as store:
             rig.daemon.until(lambda: all(
                 all(store.exists(ids)) for ids in IDS))

@@ -293,6 +293,13 @@ class Store:
         """The node's numbers for this tenant: larder_stats_t."""
         return self._node.stats()
 
+    def flush(self):
+        """Until all that was saved is on disk."""
+        self._node.flush(1, 60000)
+
+    def reset(self):
+        self._space.reset()
+
     def seal(self, data):
         return self._space.seal(data)
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import queue
+import random
 import urllib.request
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import daemon
 import rig
 from subscribe import Lines, Subscriber
+from subscriber import Router
 
 EXAMPLE = pathlib.Path(__file__).with_name("example_subscriber.py")
 
@@ -130,3 +132,124 @@ def test_salted_prompts_are_not_described(world):
     engine.ask_one(plain)
     daemon.until(lambda: ask(node, token_ids=plain)[0]["blocks"]["any"] == 4)
     assert ask(node, token_ids=ids)[0]["blocks"]["any"] == 0
+
+
+# ---- an index of events alone, and a real engine ----
+
+TOPIC = "kv@10.1.2.3@some-model"
+
+
+def believed(index, ids):
+    """Blocks from the first on that an index has, found by their tokens: in
+    CPU, in STORAGE, in any."""
+    media = {}
+    for one, where in index.blocks.items():
+        media.setdefault(index.tokens[one], set()).update(where)
+    blocks = [media.get(tuple(ids[at:at + BLOCK]), set())
+              for at in range(0, len(ids) - BLOCK + 1, BLOCK)]
+    return [next((i for i, where in enumerate(blocks) if not where & wanted),
+                 len(blocks))
+            for wanted in ({"CPU"}, {"STORAGE"}, {"CPU", "STORAGE"})]
+
+
+def roots(index, ids):
+    """What the prompt's first block was ever called."""
+    return [one for one, tokens in index.tokens.items()
+            if tokens == tuple(ids[:BLOCK]) and index.parents[one] is None]
+
+
+class Walk:
+    """Random deeds, of prompts that begin alike."""
+
+    def __init__(self, node, router, seed):
+        self.node, self.router = node, router
+        self.rng = random.Random(seed)
+        self.prompts = [rig.prompt(("begin", i % 2), 384)
+                        + rig.prompt(("end", i), 600) for i in range(6)]
+        self.engine = self.store = self.differs = None
+
+    def step(self):
+        ids = self.rng.choice(self.prompts)
+        what = self.rng.random()
+        if what < 0.7:
+            rig.fresh(self.engine)
+            self.engine.ask_one(ids[:self.rng.randrange(300, len(ids))])
+        elif what < 0.9:
+            self.store.remove(ids, self.rng.randrange(3))
+        else:
+            self.store.flush()
+
+    def same(self):
+        """Whether the index has what the node answers, for every prompt."""
+        self.router.read(20)
+        if TOPIC in self.router.indexes:
+            self.router.sync(TOPIC, 5000)
+        index = self.router.index(TOPIC)
+        assert not index.late, "a child before its parent"
+        for ids in self.prompts:
+            found = ask(self.node, token_ids=ids)
+            found = found[0]["blocks"] if found else {}
+            wanted = [found.get(name, 0) for name in ("CPU", "STORAGE", "any")]
+            if believed(index, ids) != wanted:
+                self.differs = wanted, believed(index, ids)
+                return False
+        return True
+
+    def rounds(self, count):
+        """Gives how often the index had something."""
+        some = 0
+        for _ in range(count):
+            for _ in range(self.rng.randrange(1, 4)):
+                self.step()
+            daemon.until(self.same, text=lambda: f"they differ: "
+                         f"{self.differs}")
+            some += any(self.router.index(TOPIC).blocks.values())
+        return some
+
+
+def test_an_index_of_events_alone(version, tmp_path):
+    """Equals what the node answers, with a fifth of the messages lost: over
+    removals, a reset, a restart of the node, and an engine that is started
+    again under its pod's name and hashes otherwise."""
+    rng = random.Random("loss")
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(rig.node(
+            tmp_path / "node", dirs=1, admin="127.0.0.1:0", query="on",
+            events=f"ipc://{tmp_path}/n", events_replay=f"ipc://{tmp_path}/r"))
+        router = Router(node.given["events"], node.given["events_replay"],
+                        lose=lambda number: rng.random() < 0.2)
+        stack.callback(router.close)
+        walk = Walk(node, router, 1)
+        for seed in ("1", "2"):
+            with rig.engine(
+                    version, "dense", node.url(), env={"PYTHONHASHSEED": seed},
+                    kv_events_config={
+                        "enable_kv_cache_events": True, "publisher": "zmq",
+                        "topic": TOPIC, "endpoint": f"ipc://{tmp_path}/e"}
+                    ) as engine, rig.Store(node.url(), engine) as store:
+                walk.engine, walk.store = engine, store
+                ids = walk.prompts[0]
+                before = roots(router.index(TOPIC), ids)
+                engine.ask_one(ids)
+
+                def named(before=before, ids=ids):
+                    same = walk.same()
+                    index = router.index(TOPIC)
+                    return same and [
+                        one for one in roots(index, ids)
+                        if one not in before and index.blocks.get(one)]
+                [root] = daemon.until(named, text=lambda: walk.differs)
+                index = router.index(TOPIC)
+                assert not any(index.blocks.get(one) for one in before)
+                [match] = ask(node, block_hashes=[root])
+                assert match["blocks"]["any"] == 1
+                assert walk.rounds(5) > 0
+                store.reset()
+                daemon.until(walk.same, text=lambda: walk.differs)
+                assert not any(router.index(TOPIC).blocks.values())
+                assert walk.rounds(3) > 0
+                if seed == "1":
+                    node.stop()
+                    node.start()
+                    walk.rounds(3)
+        assert router.replays > 5

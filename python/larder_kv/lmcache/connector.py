@@ -109,6 +109,12 @@ class Connector:
         options = Options(adapter_params, PLACE)
         self._options = options
         self._weights = options.weights
+        if not self._weights:
+            LOGGER.warning(
+                "larder: weights is not set: LMCache's keys have neither the "
+                "version of the weights nor the dtype of the KV. Set it to "
+                "another text when you change one of them under the same "
+                "model name, or KV of before is loaded")
         url = node_url(options, LOGGER.info)
         more = "".join(f"&{name}={value}" for name, value in (
             ("tickets", TICKETS), ("workers", options.load_threads),
@@ -223,8 +229,13 @@ class Connector:
                     thread = threading.Thread(
                         target=self._open, args=(model,), daemon=True,
                         name="larder-space")
-                    self._openers.append(thread)
-                    thread.start()
+                    try:
+                        thread.start()
+                        self._openers.append(thread)
+                    except RuntimeError as failed:  # there are too many
+                        del self._waiting[model]
+                        batch.error = str(failed)
+                        self._leave(batch)
                 return
         if space is not None:
             self._send(space, batch, wanted)
