@@ -59,10 +59,6 @@ void ldr_doctor_disk(const ldr_doctor_t *d);
 /* doctor_shared.c */
 void ldr_doctor_shared(const ldr_doctor_t *d);
 
-/* doctor_locks.c: a part of that, with a file that is there. Takes some seconds
- * at most, and says one line. */
-void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
-
 /* doctor_cluster.c: of the daemon that runs with this configuration. */
 void ldr_doctor_cluster(const ldr_doctor_t *d);
 
