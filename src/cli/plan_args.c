@@ -208,8 +208,7 @@ static void usage(void)
            "replays a trace through caches of some size, in virtual time: what"
            "\nhit rate, and how much memory is worth having\n\n"
            "TRACE is JSONL as Mooncake's (timestamp, input_length, "
-           "output_length,\nhash_ids), plain or compressed with gzip or zstd; "
-           "-: standard input.\n\n");
+           "output_length,\nhash_ids); -: standard input.\n\n");
     for (size_t i = 0; i < FLAGS; i++) {
         const char *text = flags[i].text;
         size_t length = strcspn(text, "\n");
