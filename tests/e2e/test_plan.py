@@ -25,9 +25,7 @@ TRACE = "conversation_trace.jsonl"
 # (docs/guide/plan.md).
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 KNOWN = {
-    "fifo": (.051, .175, .248, .326, .356),
     "lru": (.053, .196, .279, .354, .363),
-    "s3fifo": (.075, .187, .245, .345, .362),
     "optimal": (.246, .366, .366, .366, .366),
 }
 
@@ -154,9 +152,9 @@ def test_lru_against_python(larder, trace, chats):
 
 def test_one_line_each(larder, trace):
     rows = larder.json("plan", trace, "--capacity", "1%,5%,10%",
-                       "--policy", "lru,s3fifo,default,optimal")
+                       "--policy", "lru,default,optimal")
     assert [(r["policy"], r["capacity"]) for r in rows] == [
-        (p, c) for p in ("lru", "s3fifo", "default", "optimal")
+        (p, c) for p in ("lru", "default", "optimal")
         for c in (0.01, 0.05, 0.1)]
     for row in rows:
         assert 0 <= row["hit_rate"] <= row["token_hit_rate"] + 1e-9 <= 1
@@ -230,7 +228,7 @@ def second_use(requests, ever):
 
 
 def test_ssd_second_use(larder, trace, chats):
-    args = ("plan", trace, "--policy", "fifo", "--capacity", "1", "--ssd",
+    args = ("plan", trace, "--policy", "lru", "--capacity", "1", "--ssd",
             "10000%", "--ssd-admit", "second")
     row, = larder.json(*args)
     hits, written, refused = second_use(chats, False)
@@ -453,8 +451,6 @@ def test_nodes(larder, trace):
                        "--node-run", 100)
     assert runs[0]["hits"] == one[1]["hits"]
     assert runs[0]["busiest_node"] > many[1]["busiest_node"]
-    assert "has no nodes" in larder("plan", trace, "--nodes", 7, "--policy",
-                                    "s3fifo", code=USAGE).err
     assert "too few" in larder("plan", trace, "--nodes", 10000, "--capacity",
                                "10%", code=FAILED).err
 
@@ -519,6 +515,8 @@ def test_tolerant(larder, tmp_path):
     ((), "one TRACE is needed"),
     (("a", "b"), "one TRACE is needed"),
     (("t", "--policy", "lru,best"), "'best' cannot be used"),
+    (("t", "--policy", "s3fifo"), "'s3fifo' cannot be used: lru, default ("),
+    (("t", "--policy", "learned"), "default (what a node runs) or optimal"),
     (("t", "--policy", ""), "--policy"),
     (("t", "--capacity", "5%,much"), "'much' cannot be used"),
     (("t", "--capacity", "0%"), "--capacity"),
@@ -627,7 +625,7 @@ def test_html(larder, trace, tmp_path):
     page = Page()
     page.feed(text)
     assert not page.open and not page.fetched
-    assert page.seen["svg"] == 2 and page.seen["polyline"] == 4 + 5
+    assert page.seen["svg"] == 2 and page.seen["polyline"] == 3 + 4
     assert "&lt;b>&amp;chats.jsonl" in text and "<b>&" not in text
     assert "prefers-color-scheme:dark" in text
     assert not re.search(r"https?://|url\(|@import|<script|nan|inf\b", text)
