@@ -1,6 +1,5 @@
 /* Each cache against an answer worked out by hand, and against a slow one that
  * follows the rule to the letter. */
-#include "plan/curve.h"
 #include "plan/plan.h"
 #include "plan/rig.h"
 #include "plan/sim_ssd.h"
@@ -164,62 +163,6 @@ static void test_bounds(void **state)
     }
 }
 
-/* One pass says what a simulation of every capacity would. */
-static void test_curve(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 21; seed <= 23; seed++) {
-        ldr_curve_t curve;
-        ldr_tape_t tape;
-
-        rig_random(seed, 300, &tape);
-        assert_int_equal(ldr_curve_run(&tape, &curve), LARDER_OK);
-        assert_int_equal(ldr_curve_hits(&curve, 0), 0);
-        for (uint32_t capacity = 1; capacity <= tape.distinct; capacity++) {
-            assert_int_equal(ldr_curve_hits(&curve, capacity),
-                             rig_hits(&ldr_sim_lru, &tape, capacity));
-        }
-        assert_int_equal(ldr_curve_hits(&curve, UINT64_MAX),
-                         tape.references - tape.distinct);
-        ldr_curve_free(&curve);
-        ldr_tape_close(&tape);
-    }
-}
-
-/* The line of time is renumbered when it is used up: 2^20 moments. */
-static void test_curve_renumbers(void **state)
-{
-    enum { ROUNDS = 25000, BLOCKS = 50 };
-    char line[BLOCKS * 5 + 80];
-    size_t used, bytes;
-    ldr_curve_t curve;
-    ldr_tape_t tape;
-
-    (void)state;
-    used = (size_t)snprintf(line, sizeof(line),
-                            "{\"timestamp\":0,"
-                            "\"input_length\":1,"
-                            "\"hash_ids\":[0");
-    for (unsigned i = 1; i < BLOCKS; i++) {
-        used += (size_t)snprintf(line + used, sizeof(line) - used, ",%u", i);
-    }
-    bytes = used + (size_t)snprintf(line + used, sizeof(line) - used, "]}\n");
-    char *text = malloc(ROUNDS * bytes);
-    assert_non_null(text);
-    for (size_t i = 0; i < ROUNDS; i++) {
-        memcpy(text + i * bytes, line, bytes);
-    }
-    assert_int_equal(rig_read(text, ROUNDS * bytes, 1, NULL, &tape), LARDER_OK);
-    assert_int_equal(ldr_curve_run(&tape, &curve), LARDER_OK);
-    for (uint32_t capacity = 1; capacity <= BLOCKS; capacity++) {
-        assert_int_equal(ldr_curve_hits(&curve, capacity),
-                         (uint64_t)(ROUNDS - 1) * capacity);
-    }
-    ldr_curve_free(&curve);
-    ldr_tape_close(&tape);
-    free(text);
-}
-
 /* ---- nodes ---- */
 
 /* Nodes that hold all miss nothing; each has its share, and one cache among
@@ -377,8 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_hand), cmocka_unit_test(test_against_slow),
-        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_curve),
-        cmocka_unit_test(test_odd),     cmocka_unit_test(test_curve_renumbers),
+        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_odd),
         cmocka_unit_test(test_ssd),     cmocka_unit_test(test_ssd_behind),
         cmocka_unit_test(test_nodes),   cmocka_unit_test(test_nodes_evict),
     };
