@@ -25,9 +25,15 @@
 static const char *const verdict_names[LDR_VERDICT_COUNT] = {"ok", "warn",
                                                              "bad", "skip"};
 
+/* Fields of ldr_doctor_t, in its order. */
+static const char *const speed_names[] = {
+    LDR_MEASURED_WRITES, LDR_MEASURED_READS, LDR_MEASURED_COPIES};
+#define SPEEDS (sizeof(speed_names) / sizeof(speed_names[0]))
+
 /* What a check says: one write to the pipe, so it comes whole. */
 typedef struct record {
     ldr_doctor_verdict_t verdict;
+    uint64_t speeds[SPEEDS];
     char found[700];
     char cure[500];
 } record_t;
@@ -66,7 +72,8 @@ typedef struct session {
 void ldr_doctor_say(const ldr_doctor_t *d, ldr_doctor_verdict_t verdict,
                     const char *cure, const char *format, ...)
 {
-    record_t record = {.verdict = verdict};
+    record_t record = {.verdict = verdict,
+                       .speeds = {d->writes, d->reads, d->copies}};
     va_list args;
 
     va_start(args, format);
@@ -126,14 +133,12 @@ static void to_json(const char *check, const char *subject, const record_t *r,
     }
     ldr_json_text(&j, "found", r->found);
     ldr_json_text(&j, "do", r->cure);
+    for (size_t i = 0; i < SPEEDS; i++) {
+        if (r->speeds[i] > 0) {
+            ldr_json_number(&j, speed_names[i], r->speeds[i]);
+        }
+    }
     ldr_json_end(&j, '}');
-}
-
-/* What it measured of disks and memory is for `larder plan`. */
-static bool is_kept(const char *check, const record_t *r)
-{
-    return r->verdict != LDR_VERDICT_SKIP &&
-           (strcmp(check, "disk") == 0 || strcmp(check, "memory") == 0);
 }
 
 static void record_show(session_t *s, const record_t *r)
@@ -143,7 +148,7 @@ static void record_show(session_t *s, const record_t *r)
 
     s->counts[r->verdict]++;
     to_json(check, s->doctor.subject, r, line);
-    if (is_kept(check, r)) {
+    if (r->speeds[0] > 0 || r->speeds[2] > 0) { /* for `larder plan` */
         ldr_text_add(&s->kept, "%s\n", line);
     }
     if (ldr_args_has(s->args, LDR_FLAG_JSON)) {
@@ -341,14 +346,14 @@ static void speeds_keep(const session_t *s)
 {
     char path[LDR_MEASURED_PATH];
 
-    if (strstr(s->kept_text, ", writes ") == NULL ||
+    if (strstr(s->kept_text, "\"" LDR_MEASURED_WRITES "\":") == NULL ||
         s->kept.length >= sizeof(s->kept_text) || !ldr_measured_path(path)) {
         return;
     }
     int error = ldr_measured_keep(path, s->kept_text);
     if (error != 0) {
         fprintf(stderr,
-                "larder: doctor: %s: %s: `larder plan` will not know "
+                "larder doctor: %s: %s: `larder plan` will not know "
                 "these speeds\n",
                 path, strerror(error));
     }

@@ -24,6 +24,9 @@ typedef struct ldr_doctor {
     const char *check;   /* the name of the one that runs */
     const char *subject; /* the directory or address it is about, or NULL */
     int pipe;            /* to whom it says it */
+    /* Bytes a second that it measured, for `larder plan`; 0: not these. They
+     * are fields of the JSON object, apart from what people read. */
+    uint64_t writes, reads, copies;
 } ldr_doctor_t;
 
 /* One line. cure: what to do, a command where there is one; NULL: nothing. */

@@ -358,13 +358,13 @@ static void take_kept(ldr_measured_t *m)
     m->dram = 0;
     if (error == 0) {
         fprintf(stderr,
-                "larder: plan: disks as `larder doctor` has measured them "
+                "larder plan: disks as `larder doctor` has measured them "
                 "here: reads %.3g GB/s, writes %.3g GB/s (--measured none: "
                 "the default)\n",
                 m->read / 1e9, m->write / 1e9);
     } else if (error != ENOENT) {
         fprintf(stderr,
-                "larder: plan: %s: %s; `larder doctor DIR` writes it "
+                "larder plan: %s: %s; `larder doctor DIR` writes it "
                 "again\n",
                 path, error == ENODATA ? "no disk in it" : strerror(error));
     }

@@ -291,21 +291,21 @@ def test_measured(larder, trace, tmp_path):
                            f"embed:{folder}?ssd=256M", "--json"],
                           stdout=subprocess.PIPE, text=True, timeout=300,
                           check=False).stdout  # it may warn of other things
-    disk, = [line for line in said.splitlines() if '"check":"disk"' in line]
-    found = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s", disk)
-    assert found, disk
+    lines = [json.loads(line) for line in said.splitlines()]
+    by = {line["check"]: line for line in lines}
+    disk, memory = by["disk"], by["memory"]
     file = tmp_path / "doctor.json"
-    file.write_text(said)
+    # Only the fields count, not what people read.
+    file.write_text(said.replace("writes ", "takes ").replace("copies ", ""))
     alone = ("plan", trace, "--policy", "lru", "--capacity", "5%")
     args = (*alone, "--ssd", "100%", "--dram-speed", "50G")
-    wanted, = larder.json(*args, "--ssd-speed", found[2] + "G",
-                          "--ssd-write-speed", found[1] + "G")
+    wanted, = larder.json(*args, "--ssd-speed", disk["read_bytes_s"],
+                          "--ssd-write-speed", disk["write_bytes_s"])
     got, = larder.json(*args, "--measured", file)
     assert got["first_token_ms"] == wanted["first_token_ms"]
     assert got["ssd_dropped"] == wanted["ssd_dropped"]
-    copies = re.search(r'"check":"memory".*, copies ([\d.]+) GB/s', said)
-    if copies:  # else there was no memory for what the doctor assumed
-        wanted, = larder.json(*alone, "--dram-speed", copies[1] + "G")
+    if "copy_bytes_s" in memory:  # else there was too little of it
+        wanted, = larder.json(*alone, "--dram-speed", memory["copy_bytes_s"])
         got, = larder.json(*alone, "--measured", file)
         assert got["first_token_ms"] == wanted["first_token_ms"]
         # A speed that is too low to be of use would make no difference.
@@ -315,7 +315,7 @@ def test_measured(larder, trace, tmp_path):
     # Two disks give twice as much.
     file.write_text(said + said)
     twice, = larder.json(*args, "--measured", file)
-    wanted, = larder.json(*args, "--ssd-speed", str(2 * float(found[2])) + "G")
+    wanted, = larder.json(*args, "--ssd-speed", 2 * disk["read_bytes_s"])
     assert twice["first_token_ms"] == wanted["first_token_ms"]
     # A disk that was just busy may have been as slow as that.
     over, = larder.json(*args, "--measured", file, "--ssd-speed", "1K")
@@ -345,10 +345,10 @@ def test_measured_here(larder, trace, tmp_path, state):
     file, = (state / "larder").iterdir()
     measured = ask()
     assert "as `larder doctor` has measured them here" in measured[2]
-    speeds = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s",
-                       file.read_text())
-    wanted = ask("--ssd-speed", speeds[2] + "G", "--ssd-write-speed",
-                 speeds[1] + "G")
+    disk, = [line for line in map(json.loads, file.read_text().splitlines())
+             if line["check"] == "disk"]
+    wanted = ask("--ssd-speed", str(disk["read_bytes_s"]), "--ssd-write-speed",
+                 str(disk["write_bytes_s"]))
     assert measured[:2] == wanted[:2] and "doctor" not in wanted[2]
     assert ask("--measured", "none") == plain
     assert "doctor" not in larder(*args).err  # without a disk
