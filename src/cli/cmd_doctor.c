@@ -49,14 +49,12 @@ static const check_t host_checks[] = {
     {"kernel", ldr_doctor_kernel},   {"cpu", ldr_doctor_cpu},
     {"memory", ldr_doctor_memory},   {"hugepages", ldr_doctor_huge},
     {"memlock", ldr_doctor_memlock}, {"numa", ldr_doctor_numa},
-    {"io_uring", ldr_doctor_uring},  {"congestion", ldr_doctor_congestion},
-    {"ktls", ldr_doctor_ktls},       {"key", ldr_doctor_key},
-    {"clock", ldr_doctor_clock},     {"ntp", ldr_doctor_ntp},
-    {"gpu", ldr_doctor_gpu},
+    {"io_uring", ldr_doctor_uring},  {"ktls", ldr_doctor_ktls},
+    {"key", ldr_doctor_key},         {"clock", ldr_doctor_clock},
+    {"ntp", ldr_doctor_ntp},         {"gpu", ldr_doctor_gpu},
 };
 static const check_t shared_check = {"shared", ldr_doctor_shared};
 static const check_t disk_check = {"disk", ldr_doctor_disk};
-static const check_t port_check = {"port", ldr_doctor_port};
 static const check_t cluster_check = {"cluster", ldr_doctor_cluster};
 
 typedef struct session {
@@ -264,21 +262,11 @@ static void check_run(session_t *s, const check_t *check, const char *subject)
 static void run_all(session_t *s)
 {
     const ldr_options_t *o = &s->doctor.config->options;
-    const char *at = o->listen;
-    char address[LDR_OPTION_TEXT];
 
     for (size_t i = 0; i < sizeof(host_checks) / sizeof(host_checks[0]); i++) {
         check_run(s, &host_checks[i], NULL);
     }
     check_run(s, &shared_check, o->shared[0] != '\0' ? o->shared : NULL);
-    check_run(s, &port_check, o->admin);
-    while (at[0] != '\0') {
-        size_t length = strcspn(at, ",");
-
-        snprintf(address, sizeof(address), "%.*s", (int)length, at);
-        check_run(s, &port_check, address);
-        at += length + (at[length] == ',' ? 1 : 0);
-    }
     for (unsigned i = 0; i < o->dir_count; i++) {
         check_run(s, &disk_check, o->dirs[i]);
     }

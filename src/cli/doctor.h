@@ -2,10 +2,10 @@
  * `larder doctor`: each check looks at one thing of the host, in a process of
  * its own with a bound on its time, and says what it found and what to do. What
  * a node says itself when it starts (a mistake in the configuration, a token
- * that cannot be read, a socket that is in use) is not repeated here. No
- * check leaves anything behind, also when it is killed: files it makes have no
- * name any more when it writes to them. What was measured is kept for `larder
- * plan` (see measured.h).
+ * that cannot be read, a socket or a port that is in use) is not repeated here.
+ * No check leaves anything behind, also when it is killed: files it makes have
+ * no name any more when it writes to them. What was measured is kept for
+ * `larder plan` (see measured.h).
  */
 #pragma once
 
@@ -83,7 +83,5 @@ larder_status_t ldr_doctor_link(const ldr_options_t *o, const char *address,
                                 ldr_doctor_link_t *link);
 
 /* doctor_net.c */
-void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);
 void ldr_doctor_key(const ldr_doctor_t *d);
-void ldr_doctor_port(const ldr_doctor_t *d);
