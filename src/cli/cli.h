@@ -100,7 +100,7 @@ int ldr_cli_sure(const ldr_args_t *args, const char *where, const char *what,
  * message. */
 int ldr_cli_tenant(const ldr_args_t *args, const char *name);
 
-/* text as a JSON string, with its quotes. */
+/* text as a JSON string, with its quotes: at most an option's value. */
 void ldr_json_string(FILE *out, const char *text);
 
 /* "1.5 MiB" */
