@@ -168,6 +168,7 @@ struct larder_lease {
 
 struct larder {
     const ldr_handle_ops_t *backend;
+    const ldr_lease_ops_t *leasing;
     ldr_node_t *node;     /* of an embedded handle; NULL otherwise */
     ldr_remote_t *remote; /* of one that speaks to a daemon */
     const struct ldr_data_path *data_path; /* likewise */

@@ -146,6 +146,7 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
         return st;
     }
     lar->backend = &ldr_handle_local;
+    lar->leasing = &ldr_leases_local;
     lar->node = node;
     lar->options = &node->options;
     lar->clock = node->clock;
