@@ -16,6 +16,10 @@ typedef struct ldr_holder {
  * cannot be seen. */
 bool ldr_holder_of_port(unsigned port, ldr_holder_t *out);
 
+/* Whether this process listens at the port. True too where that cannot be
+ * seen. */
+bool ldr_holder_may_be(int pid, unsigned port);
+
 /* Who has this file locked (flock). False: as above. */
 bool ldr_holder_of_lock(const char *path, ldr_holder_t *out);
 
