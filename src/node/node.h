@@ -350,8 +350,6 @@ typedef struct ldr_releasing {
 
 void ldr_node_release_all(ldr_node_t *node, const ldr_releasing_t *of,
                           uint32_t count);
-/* Whoever holds the shard has found its bytes right. */
-void ldr_node_checked(ldr_node_t *node, uint32_t shard);
 
 void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks);
 
