@@ -416,7 +416,7 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     return code;
 }
 
-/* Warnings to stderr, but for one that the command is about to fail with. */
+/* Warnings to stderr, except one that the command is about to fail with. */
 static void log_line(void *arg, larder_log_level_t level, const char *line)
 {
     (void)arg;

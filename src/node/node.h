@@ -155,7 +155,7 @@ typedef struct ldr_extent_view {
 
 /*
  * One more mapper of this extent in this generation. False: it is not (any
- * more) that tenant's in that generation, or there is no descriptor to be had.
+ * more) that tenant's in that generation, or there is no descriptor available.
  * An extent that is leaving its tenant can still be mapped, to read what is
  * leased in it; revoke() is then called at once.
  */

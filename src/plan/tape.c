@@ -3,7 +3,7 @@
  *
  * While a trace is read, requests and ids wait in hand and are written when a
  * buffer is full, blocks always before the requests that name them are counted.
- * After that the tape's files do not change, but for ldr_tape_future(), which
+ * After that the tape's files do not change, except ldr_tape_future(), which
  * adds one. One thread.
  */
 #include "plan/tape.h"
