@@ -36,13 +36,15 @@ static void name_of(int pid, ldr_holder_t *out)
     }
 }
 
-typedef bool (*link_fn)(void *arg, const char *target);
+/* Takes a descriptor by its name in the directory, and what it leads to. */
+typedef bool (*link_fn)(void *arg, int dir, const char *name,
+                        const char *target);
 
 /* Whether one of its descriptors leads to what is looked for. -1: that cannot
  * be seen. */
 static int has_link(int pid, link_fn wanted, void *arg)
 {
-    char path[64], target[256];
+    char path[64], target[4096];
     struct dirent *entry;
     int found = 0;
 
@@ -56,14 +58,16 @@ static int has_link(int pid, link_fn wanted, void *arg)
             readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
 
         target[n > 0 ? n : 0] = '\0';
-        found = wanted(arg, target);
+        found = wanted(arg, dirfd(dir), entry->d_name, target);
     }
     closedir(dir);
     return found;
 }
 
-static bool same_text(void *arg, const char *target)
+static bool same_text(void *arg, int dir, const char *name, const char *target)
 {
+    (void)dir;
+    (void)name;
     return strcmp(arg, target) == 0;
 }
 
@@ -189,6 +193,35 @@ bool ldr_holder_of_lock(const char *path, ldr_holder_t *out)
     return found != 0;
 }
 
+typedef struct lock_file {
+    const char *name; /* with its slash */
+    struct statx st;
+} lock_file_t;
+
+/* Only files of its name are looked at, and nobody is asked for what the kernel
+ * knows: others may lie on disks that hang. */
+static bool is_lock(void *arg, int dir, const char *name, const char *target)
+{
+    const lock_file_t *lock = arg;
+    const char *last = strrchr(target, '/');
+    struct statx st;
+
+    return last != NULL && strcmp(last, lock->name) == 0 &&
+           statx(dir, name, AT_STATX_DONT_SYNC, STATX_INO, &st) == 0 &&
+           st.stx_ino == lock->st.stx_ino &&
+           st.stx_dev_major == lock->st.stx_dev_major &&
+           st.stx_dev_minor == lock->st.stx_dev_minor;
+}
+
+bool ldr_holder_may_lock(int64_t pid, const char *path)
+{
+    lock_file_t lock = {.name = strrchr(path, '/')};
+
+    return pid == 0 || lock.name == NULL ||
+           statx(AT_FDCWD, path, 0, STATX_INO, &lock.st) != 0 ||
+           has_link((int)pid, is_lock, &lock) != 0;
+}
+
 /* ---- Unix sockets ---- */
 
 typedef struct socket_path {
@@ -197,8 +230,10 @@ typedef struct socket_path {
 } socket_path_t;
 
 /* Whether the link is a Unix socket that listens, and where. */
-static bool listens(void *arg, const char *target)
+static bool listens(void *arg, int dir, const char *name, const char *target)
 {
+    (void)dir;
+    (void)name;
     socket_path_t *out = arg;
     uint64_t wanted;
     char line[512];

@@ -1,59 +1,16 @@
 /*
  * Whether addresses can be listened on, and directories used, once the daemon
- * that runs has ended. What is in use now has to be its: a port by
- * net/holder.h, a directory's lock by /proc/PID/fd.
+ * that runs has ended. What is in use now has to be its, as far as that can be
+ * seen (net/holder.h).
  */
-#define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "net/holder.h"
 #include "server/session.h"
-
-/* Whether the process may have a directory's lock: what cannot be seen may be.
- * Only files of its name are looked at, and
- * nobody is asked for what the kernel knows: others may lie on disks that hang.
- */
-static bool may_have_locked(int64_t pid, const char *lock_path)
-{
-    const char *name = strrchr(lock_path, '/');
-    struct statx wanted, st;
-    struct dirent *entry;
-    char path[64], link[4096];
-    bool has = false;
-
-    snprintf(path, sizeof(path), "/proc/%lld/fd", (long long)pid);
-    DIR *dir = pid != 0 ? opendir(path) : NULL;
-    if (dir == NULL || name == NULL ||
-        statx(AT_FDCWD, lock_path, 0, STATX_INO, &wanted) != 0) {
-        if (dir != NULL) {
-            closedir(dir);
-        }
-        return true;
-    }
-    while (!has && (entry = readdir(dir)) != NULL) {
-        ssize_t n =
-            readlinkat(dirfd(dir), entry->d_name, link, sizeof(link) - 1);
-
-        link[n > 0 ? n : 0] = '\0';
-        const char *last = strrchr(link, '/');
-        has = last != NULL && strcmp(last, name) == 0 &&
-              statx(dirfd(dir), entry->d_name, AT_STATX_DONT_SYNC, STATX_INO,
-                    &st) == 0 &&
-              st.stx_ino == wanted.stx_ino &&
-              st.stx_dev_major == wanted.stx_dev_major &&
-              st.stx_dev_minor == wanted.stx_dev_minor;
-    }
-    closedir(dir);
-    return has;
-}
 
 static larder_status_t check_one(const char *option, const char *text,
                                  size_t length, pid_t old)
@@ -92,7 +49,7 @@ larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd)
     if (ldr_peer_of(fd, &old) == 0 && old.pid_fd >= 0) {
         close(old.pid_fd);
     }
-    ldr_predecessor_t owner = {may_have_locked, old.pid};
+    ldr_predecessor_t owner = {ldr_holder_may_lock, old.pid};
     larder_status_t st = ldr_node_check(o, &owner);
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");
