@@ -23,7 +23,7 @@ def main():
     p.add_argument("--hashed", action="store_true",
                    help="ids are hashes, not numbers in order")
     p.add_argument("--program", default=ROOT / "build/release/bin/larder")
-    p.add_argument("--policy", default="lru,s3fifo,default,fifo,optimal")
+    p.add_argument("--policy", default="lru,default,optimal")
     p.add_argument("--capacity", default="1%,10%,50%")
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -697,19 +697,6 @@ LARDER_API larder_status_t larder_cancel(larder_t *lar, larder_ticket_t ticket);
 LARDER_API larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
                                         uint32_t timeout_ms);
 
-/* Announces memory that will be used in items, so that transports can prepare
- * it. Memory that was not registered can be used, too. Embedded nodes only keep
- * a record of it. Ranges must not overlap. */
-typedef enum larder_memory_kind {
-    LARDER_MEMORY_HOST,
-    LARDER_MEMORY_CUDA
-} larder_memory_kind_t;
-
-LARDER_API larder_status_t larder_memory_register(larder_t *lar, void *base,
-                                                  size_t bytes,
-                                                  larder_memory_kind_t kind);
-LARDER_API larder_status_t larder_memory_deregister(larder_t *lar, void *base);
-
 /* ---- engine memory ------------------------------------------------------
  *
  * An engine keeps KV in pages: for each layer one page per block, and for each

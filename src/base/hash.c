@@ -140,13 +140,6 @@ static void mark_run(uint8_t *key, const uint8_t *parent, uint32_t depth,
     ldr_put16(key + RUN_TAG_BYTES, (uint16_t)depth);
 }
 
-bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
-               uint32_t chunk_tokens, const larder_extra_t *extra,
-               larder_key_t *keys, size_t count)
-{
-    return ldr_chain_runs(root, tokens, chunk_tokens, extra, 1, 0, keys, count);
-}
-
 bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,
                     uint32_t chunk_tokens, const larder_extra_t *extra,
                     uint32_t most, uint32_t depth, larder_key_t *keys,

@@ -17,16 +17,6 @@ bool ldr_sha256(const ldr_piece_t *pieces, size_t count, uint8_t out[32]);
 bool ldr_hmac_sha256(const void *secret, size_t secret_bytes,
                      const ldr_piece_t *pieces, size_t count, uint8_t out[32]);
 
-/*
- * keys[i] = SHA-256(keys[i-1] || tokens of chunk i, 32-bit little-endian ||
- *                   length of extra i, 64-bit || extra i)
- * with root in the place of keys[-1]. extra may be NULL: all empty. The length
- * stands between tokens and extra so that neither can pass for the other.
- */
-bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
-               uint32_t chunk_tokens, const larder_extra_t *extra,
-               larder_key_t *keys, size_t count);
-
 /* A chain of tokens alone, without space, secret or extra bytes: digest becomes
  * that of the block that follows those before it; zeros before the first. The
  * first 16 bytes of SHA-256(digest || tokens, 32-bit little-endian). bytes: of
@@ -34,9 +24,15 @@ bool ldr_chain(const uint8_t root[32], const uint32_t *tokens,
 bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes);
 
 /*
- * The same, for chunks that are placed in runs: whoever has a key can tell
- * where a cluster keeps it, without the rest of its chain. Only the one who
- * makes a key knows the chunk's place in the chain, so it goes into the key:
+ * keys[i] = SHA-256(keys[i-1] || tokens of chunk i, 32-bit little-endian ||
+ *                   length of extra i, 64-bit || extra i)
+ * with root in the place of keys[-1]. extra may be NULL: all empty. The length
+ * stands between tokens and extra so that neither can pass for the other.
+ *
+ * most: 0 or 1: these keys. Otherwise chunks are placed in runs: a key alone
+ * then says where a cluster keeps its chunk, without the rest of the chain.
+ * Only the one who makes a key knows the chunk's place in the chain, so it goes
+ * into the key:
  *  - bytes 0 to 7: those of the hash of the first chunk of its run
  *  - bytes 8 and 9: its depth in the chain, 16 bits, little-endian, so that a
  *    chain can be continued from a key
@@ -47,8 +43,7 @@ bool ldr_token_digest(uint8_t digest[16], const void *tokens, size_t bytes);
  * end, so one prompt with 10,000 continuations would otherwise have them all on
  * one member.
  *
- * most: 0 or 1: plain keys, as above. depth: of the first chunk; beyond 0 root
- * is the key before it.
+ * depth: of the first chunk; beyond 0 root is the key before it.
  */
 #define LDR_RUN_CHUNKS 256u
 bool ldr_chain_runs(const uint8_t root[32], const uint32_t *tokens,

@@ -2,7 +2,7 @@
  * I/O by one io_uring.
  *
  * A request is in one of three places: the queue (the ring is full), the ring
- * (counted by ring_count, at most depth: so an SQE is always to be had and the
+ * (counted by ring_count, at most depth: so an SQE is always available and the
  * CQ ring cannot overflow), or with the thread that calls its done().
  *
  * The submission side is under the mutex; any thread may submit and none ever

@@ -54,7 +54,7 @@ void ldr_fail_clear(void);
  * In a journal's stream ($JOURNAL_STREAM) "<4>" stands before a line, and text
  * has no time: the journal has it.
  *
- * Of lines of one kind (the same format string; the same text but for its
+ * Of lines of one kind (the same format string; the same text except its
  * digits, where there is none) at most `rate` are written each second, and
  * then one that says how many were not.
  */

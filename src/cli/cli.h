@@ -100,7 +100,7 @@ int ldr_cli_sure(const ldr_args_t *args, const char *where, const char *what,
  * message. */
 int ldr_cli_tenant(const ldr_args_t *args, const char *name);
 
-/* text as a JSON string, with its quotes. */
+/* text as a JSON string, with its quotes: at most an option's value. */
 void ldr_json_string(FILE *out, const char *text);
 
 /* "1.5 MiB" */
@@ -145,8 +145,6 @@ typedef struct ldr_dir_owner {
 
 /* False: it cannot be seen from here. */
 bool ldr_cli_owner(const char *dir, ldr_dir_owner_t *owner);
-/* The process that listens at a socket; 0: none, or it cannot be seen. */
-int ldr_cli_listener(const char *path);
 /* The directory is in use: who has it, and what to type. A failure. */
 int ldr_cli_in_use(const ldr_args_t *args, const char *dir);
 /* A daemon's URL was given to what needs a directory: a usage error, which says

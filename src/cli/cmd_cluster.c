@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/mem.h"
+#include "base/metrics.h"
 #include "cli/cli.h"
 #include "cli/top.h"
 #include "server/server.h"
@@ -27,7 +28,8 @@ typedef struct seen {
     char trouble[LDR_PROM_VALUE];
 } seen_t;
 
-#define INFO "larder_cluster_info"
+#define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
+#define INFO NAME(cluster_info)
 
 /* An exit code; LDR_EXIT_NO: the node is in no cluster. */
 static int cluster_look(const ldr_args_t *args, larder_t *lar, seen_t *s)
@@ -46,7 +48,7 @@ static int cluster_look(const ldr_args_t *args, larder_t *lar, seen_t *s)
     ldr_prom_text(&s->prom, INFO, LDR_ANYWHERE, "cluster", s->cluster);
     ldr_prom_text(&s->prom, INFO, LDR_ANYWHERE, "member", s->self);
     ldr_prom_text(&s->prom, INFO, LDR_ANYWHERE, "view", s->view);
-    ldr_prom_text(&s->prom, "larder_cluster_trouble", LDR_ANYWHERE, "reason",
+    ldr_prom_text(&s->prom, NAME(cluster_trouble), LDR_ANYWHERE, "reason",
                   s->trouble);
     if (s->source[0] == '\0') {
         ldr_cli_fail(args, "this node is in no cluster (option cluster), or "
@@ -64,7 +66,7 @@ static uint64_t metric_of(const seen_t *s, const char *name)
 
 static uint64_t members_in(const seen_t *s, const char *state)
 {
-    return (uint64_t)ldr_prom_sum(&s->prom, "larder_cluster_members",
+    return (uint64_t)ldr_prom_sum(&s->prom, NAME(cluster_members),
                                   LDR_WHERE("state", state));
 }
 
@@ -74,17 +76,16 @@ static const char *ill(const seen_t *s)
     if (s->trouble[0] != '\0') {
         return s->trouble;
     }
-    if (metric_of(s, "larder_cluster_registered") == 0) {
+    if (metric_of(s, NAME(cluster_registered)) == 0) {
         return "this node is not among the members";
     }
-    if (metric_of(s, "larder_cluster_source_up") == 0) {
+    if (metric_of(s, NAME(cluster_source_up)) == 0) {
         return "the source of members does not answer; the last view stands";
     }
-    if (ldr_prom_sum(&s->prom, "larder_cluster_held_seconds", LDR_ANYWHERE) >
-        0) {
+    if (ldr_prom_sum(&s->prom, NAME(cluster_held_seconds), LDR_ANYWHERE) > 0) {
         return "a view without most of the members is held back";
     }
-    return metric_of(s, "larder_cluster_refused_members") > 0
+    return metric_of(s, NAME(cluster_refused_members)) > 0
                ? "a member is refused; the log says which and why"
                : NULL;
 }
@@ -104,14 +105,13 @@ static void show_status(const ldr_args_t *args, const seen_t *s)
         ldr_json_string(stdout, s->self);
         printf(",\"view\":");
         ldr_json_string(stdout, s->view);
-        printf(
-            ",\"owners\":%llu,\"leaving\":%llu,\"weightless\":%llu,"
-            "\"refused\":%llu,\"healthy\":%s,\"why\":",
-            (unsigned long long)members_in(s, "owner"),
-            (unsigned long long)members_in(s, "leaving"),
-            (unsigned long long)members_in(s, "weightless"),
-            (unsigned long long)metric_of(s, "larder_cluster_refused_members"),
-            why == NULL ? "true" : "false");
+        printf(",\"owners\":%llu,\"leaving\":%llu,\"weightless\":%llu,"
+               "\"refused\":%llu,\"healthy\":%s,\"why\":",
+               (unsigned long long)members_in(s, "owner"),
+               (unsigned long long)members_in(s, "leaving"),
+               (unsigned long long)members_in(s, "weightless"),
+               (unsigned long long)metric_of(s, NAME(cluster_refused_members)),
+               why == NULL ? "true" : "false");
         ldr_json_string(stdout, why != NULL ? why : "");
         printf("}\n");
         return;
@@ -143,9 +143,9 @@ static void show_member(const ldr_args_t *args, const seen_t *s,
         !ldr_prom_label(sample, "version", version)) {
         return;
     }
-    double weight = of_member(s, "larder_member_weight", name);
-    double share = of_member(s, "larder_member_share", name);
-    double owned = of_member(s, "larder_member_owned", name);
+    double weight = of_member(s, NAME(member_weight), name);
+    double share = of_member(s, NAME(member_share), name);
+    double owned = of_member(s, NAME(member_owned), name);
     const char *state = share == 0    ? "leaving"
                         : weight == 0 ? "weightless"
                         : share < 1   ? "new"
@@ -185,7 +185,7 @@ static void show_members(const ldr_args_t *args, const seen_t *s, bool weights)
         }
     }
     for (size_t i = 0; i < s->prom.count; i++) {
-        if (strcmp(s->prom.samples[i].name, "larder_member_info") == 0) {
+        if (strcmp(s->prom.samples[i].name, NAME(member_info)) == 0) {
             show_member(args, s, &s->prom.samples[i], weights);
         }
     }
@@ -242,7 +242,7 @@ static int wait_member(const ldr_args_t *args, const char *path,
     while (code == LDR_EXIT_OK && !done) {
         code = cluster_look(args, lar, &s);
         if (code == LDR_EXIT_OK) {
-            done = (of_member(&s, "larder_member_share", name) > 0) == back;
+            done = (of_member(&s, NAME(member_share), name) > 0) == back;
             ldr_prom_free(&s.prom);
         }
         if (code == LDR_EXIT_OK && !done &&

@@ -11,12 +11,14 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/text.h"
 #include "cli/cli.h"
 #include "store/ledger.h"
 #include "net/auth.h"
 
 #define SCHEME "embed:"
-#define FILE_MAX 65536u /* bytes of a descriptor in a file */
+#define JSON_BYTES 16384u /* more than any value of an option, escaped */
+#define FILE_MAX 65536u   /* bytes of a descriptor in a file */
 #define BUFFER_BYTES (FILE_MAX + 1 + LDR_SECRET_MAX + 2) /* and a secret */
 #define DRAM_DEFAULT "128M" /* enough for the largest value, and soon there */
 #define IO_THREADS 2u
@@ -92,19 +94,11 @@ int ldr_cli_number(const ldr_args_t *args, ldr_flag_t flag, uint64_t min,
 
 void ldr_json_string(FILE *out, const char *text)
 {
-    fputc('"', out);
-    for (; *text != '\0'; text++) {
-        unsigned char c = (unsigned char)*text;
+    char json[JSON_BYTES];
+    ldr_text_t t = ldr_text(json, sizeof(json));
 
-        if (c == '"' || c == '\\') {
-            fprintf(out, "\\%c", c);
-        } else if (c < 0x20) {
-            fprintf(out, "\\u%04x", c);
-        } else {
-            fputc(c, out);
-        }
-    }
-    fputc('"', out);
+    ldr_text_json(&t, text);
+    fputs(json, out);
 }
 
 void ldr_human_bytes(uint64_t bytes, char *text, size_t size)
@@ -422,7 +416,7 @@ static int space_params(const ldr_args_t *args, uint8_t *buffer,
     return code;
 }
 
-/* Warnings to stderr, but for one that the command is about to fail with. */
+/* Warnings to stderr, except one that the command is about to fail with. */
 static void log_line(void *arg, larder_log_level_t level, const char *line)
 {
     (void)arg;

@@ -25,9 +25,15 @@
 static const char *const verdict_names[LDR_VERDICT_COUNT] = {"ok", "warn",
                                                              "bad", "skip"};
 
+/* Fields of ldr_doctor_t, in its order. */
+static const char *const speed_names[] = {
+    LDR_MEASURED_WRITES, LDR_MEASURED_READS, LDR_MEASURED_COPIES};
+#define SPEEDS (sizeof(speed_names) / sizeof(speed_names[0]))
+
 /* What a check says: one write to the pipe, so it comes whole. */
 typedef struct record {
     ldr_doctor_verdict_t verdict;
+    uint64_t speeds[SPEEDS];
     char found[700];
     char cure[500];
 } record_t;
@@ -43,14 +49,12 @@ static const check_t host_checks[] = {
     {"kernel", ldr_doctor_kernel},   {"cpu", ldr_doctor_cpu},
     {"memory", ldr_doctor_memory},   {"hugepages", ldr_doctor_huge},
     {"memlock", ldr_doctor_memlock}, {"numa", ldr_doctor_numa},
-    {"io_uring", ldr_doctor_uring},  {"congestion", ldr_doctor_congestion},
-    {"ktls", ldr_doctor_ktls},       {"key", ldr_doctor_key},
-    {"clock", ldr_doctor_clock},     {"ntp", ldr_doctor_ntp},
-    {"gpu", ldr_doctor_gpu},
+    {"io_uring", ldr_doctor_uring},  {"ktls", ldr_doctor_ktls},
+    {"key", ldr_doctor_key},         {"clock", ldr_doctor_clock},
+    {"ntp", ldr_doctor_ntp},         {"gpu", ldr_doctor_gpu},
 };
 static const check_t shared_check = {"shared", ldr_doctor_shared};
 static const check_t disk_check = {"disk", ldr_doctor_disk};
-static const check_t port_check = {"port", ldr_doctor_port};
 static const check_t cluster_check = {"cluster", ldr_doctor_cluster};
 
 typedef struct session {
@@ -66,7 +70,8 @@ typedef struct session {
 void ldr_doctor_say(const ldr_doctor_t *d, ldr_doctor_verdict_t verdict,
                     const char *cure, const char *format, ...)
 {
-    record_t record = {.verdict = verdict};
+    record_t record = {.verdict = verdict,
+                       .speeds = {d->writes, d->reads, d->copies}};
     va_list args;
 
     va_start(args, format);
@@ -126,14 +131,12 @@ static void to_json(const char *check, const char *subject, const record_t *r,
     }
     ldr_json_text(&j, "found", r->found);
     ldr_json_text(&j, "do", r->cure);
+    for (size_t i = 0; i < SPEEDS; i++) {
+        if (r->speeds[i] > 0) {
+            ldr_json_number(&j, speed_names[i], r->speeds[i]);
+        }
+    }
     ldr_json_end(&j, '}');
-}
-
-/* What it measured of disks and memory is for `larder plan`. */
-static bool is_kept(const char *check, const record_t *r)
-{
-    return r->verdict != LDR_VERDICT_SKIP &&
-           (strcmp(check, "disk") == 0 || strcmp(check, "memory") == 0);
 }
 
 static void record_show(session_t *s, const record_t *r)
@@ -143,7 +146,7 @@ static void record_show(session_t *s, const record_t *r)
 
     s->counts[r->verdict]++;
     to_json(check, s->doctor.subject, r, line);
-    if (is_kept(check, r)) {
+    if (r->speeds[0] > 0 || r->speeds[2] > 0) { /* for `larder plan` */
         ldr_text_add(&s->kept, "%s\n", line);
     }
     if (ldr_args_has(s->args, LDR_FLAG_JSON)) {
@@ -259,21 +262,11 @@ static void check_run(session_t *s, const check_t *check, const char *subject)
 static void run_all(session_t *s)
 {
     const ldr_options_t *o = &s->doctor.config->options;
-    const char *at = o->listen;
-    char address[LDR_OPTION_TEXT];
 
     for (size_t i = 0; i < sizeof(host_checks) / sizeof(host_checks[0]); i++) {
         check_run(s, &host_checks[i], NULL);
     }
     check_run(s, &shared_check, o->shared[0] != '\0' ? o->shared : NULL);
-    check_run(s, &port_check, o->admin);
-    while (at[0] != '\0') {
-        size_t length = strcspn(at, ",");
-
-        snprintf(address, sizeof(address), "%.*s", (int)length, at);
-        check_run(s, &port_check, address);
-        at += length + (at[length] == ',' ? 1 : 0);
-    }
     for (unsigned i = 0; i < o->dir_count; i++) {
         check_run(s, &disk_check, o->dirs[i]);
     }
@@ -341,14 +334,14 @@ static void speeds_keep(const session_t *s)
 {
     char path[LDR_MEASURED_PATH];
 
-    if (strstr(s->kept_text, ", writes ") == NULL ||
+    if (strstr(s->kept_text, "\"" LDR_MEASURED_WRITES "\":") == NULL ||
         s->kept.length >= sizeof(s->kept_text) || !ldr_measured_path(path)) {
         return;
     }
     int error = ldr_measured_keep(path, s->kept_text);
     if (error != 0) {
         fprintf(stderr,
-                "larder: doctor: %s: %s: `larder plan` will not know "
+                "larder doctor: %s: %s: `larder plan` will not know "
                 "these speeds\n",
                 path, strerror(error));
     }

@@ -137,47 +137,20 @@ static uint64_t point_blocks(const ldr_plan_book_t *book, unsigned point)
     return (uint64_t)(least * pow(all / least, at) + 0.5);
 }
 
-/* A point of LRU's curve, from its stack. */
-static ldr_plan_result_t lru_point(const ldr_plan_book_t *book,
-                                   const ldr_plan_case_t *what)
-{
-    const ldr_tape_t *tape = book->tape;
-    double blocks = (double)what->blocks * tape->sample;
-    double hits = (double)ldr_curve_hits(&book->lru, (uint64_t)blocks);
-
-    return (ldr_plan_result_t){
-        .what = *what,
-        .share = (double)what->blocks / ldr_plan_distinct(tape),
-        .references = (double)tape->all,
-        .hits = ldr_plan_hits(tape, hits),
-    };
-}
-
-/* LRU's points come from its stack, all others are simulated. */
 static int run_curve(const ldr_args_t *args, watch_t *w, ldr_tape_t *tape,
                      ldr_plan_book_t *book)
 {
     const ldr_plan_args_t *p = w->p;
     int code = LDR_EXIT_OK;
 
-    snprintf(w->what, sizeof(w->what), "the curve of lru");
-    on_progress(w, 0, 0);
-    larder_status_t st = ldr_curve_run(tape, &book->lru);
-    clear_progress(w);
-    if (st != LARDER_OK) {
-        return ldr_cli_status(args, st);
-    }
     for (unsigned i = 0; i < p->sim_count && code == LDR_EXIT_OK; i++) {
         for (unsigned j = 0; j < book->point_count && code == LDR_EXIT_OK;
              j++) {
             ldr_plan_case_t what = {.sim = p->sims[i],
                                     .blocks = point_blocks(book, j)};
-            ldr_plan_result_t *to = &book->points[i * book->point_count + j];
-            if (what.sim == &ldr_sim_lru) {
-                *to = lru_point(book, &what);
-            } else {
-                code = run_case(args, w, tape, &what, to);
-            }
+
+            code = run_case(args, w, tape, &what,
+                            &book->points[i * book->point_count + j]);
         }
     }
     return code;
@@ -213,7 +186,7 @@ static int run_all(const ldr_args_t *args, watch_t *w, ldr_tape_t *tape,
             book->count++;
         }
     }
-    return book->point_count > 0 ? run_curve(args, w, tape, book) : LDR_EXIT_OK;
+    return run_curve(args, w, tape, book);
 }
 
 static int plan_report(const ldr_args_t *args, const ldr_plan_book_t *book)
@@ -261,7 +234,6 @@ static int run_plan(const ldr_args_t *args, ldr_plan_args_t *p)
     if (code == LDR_EXIT_OK) {
         code = plan_report(args, &book);
     }
-    ldr_curve_free(&book.lru);
     ldr_free(book.results);
     ldr_free(book.points);
     ldr_tape_close(&tape);

@@ -81,7 +81,7 @@ larder_status_t ldr_top_fetch(larder_t *lar, char **text_p)
     }
 }
 
-/* One reading more. What was there stays when none is to be had. */
+/* One reading more. What was there stays when none is available. */
 static void metrics_read(watch_t *w)
 {
     uint64_t now_ns = ldr_now_ns(&ldr_clock_real);

@@ -2,10 +2,10 @@
  * `larder doctor`: each check looks at one thing of the host, in a process of
  * its own with a bound on its time, and says what it found and what to do. What
  * a node says itself when it starts (a mistake in the configuration, a token
- * that cannot be read, a socket that is in use) is not repeated here. No
- * check leaves anything behind, also when it is killed: files it makes have no
- * name any more when it writes to them. What was measured is kept for `larder
- * plan` (see measured.h).
+ * that cannot be read, a socket or a port that is in use) is not repeated here.
+ * No check leaves anything behind, also when it is killed: files it makes have
+ * no name any more when it writes to them. What was measured is kept for
+ * `larder plan` (see measured.h).
  */
 #pragma once
 
@@ -24,6 +24,9 @@ typedef struct ldr_doctor {
     const char *check;   /* the name of the one that runs */
     const char *subject; /* the directory or address it is about, or NULL */
     int pipe;            /* to whom it says it */
+    /* Bytes a second that it measured, for `larder plan`; 0: not these. They
+     * are fields of the JSON object, apart from what people read. */
+    uint64_t writes, reads, copies;
 } ldr_doctor_t;
 
 /* One line. cure: what to do, a command where there is one; NULL: nothing. */
@@ -59,10 +62,6 @@ void ldr_doctor_disk(const ldr_doctor_t *d);
 /* doctor_shared.c */
 void ldr_doctor_shared(const ldr_doctor_t *d);
 
-/* doctor_locks.c: a part of that, with a file that is there. Takes some seconds
- * at most, and says one line. */
-void ldr_doctor_locks(const ldr_doctor_t *d, const char *path);
-
 /* doctor_cluster.c: of the daemon that runs with this configuration. */
 void ldr_doctor_cluster(const ldr_doctor_t *d);
 
@@ -84,7 +83,5 @@ larder_status_t ldr_doctor_link(const ldr_options_t *o, const char *address,
                                 ldr_doctor_link_t *link);
 
 /* doctor_net.c */
-void ldr_doctor_congestion(const ldr_doctor_t *d);
 void ldr_doctor_ktls(const ldr_doctor_t *d);
 void ldr_doctor_key(const ldr_doctor_t *d);
-void ldr_doctor_port(const ldr_doctor_t *d);

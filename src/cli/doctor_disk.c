@@ -246,7 +246,10 @@ static void say_speed(const disk_t *k)
     } else {
         verdict = LDR_VERDICT_OK;
     }
-    ldr_doctor_say(k->d, verdict, cure,
+    ldr_doctor_t d = *k->d;
+    d.writes = k->write_rate;
+    d.reads = k->read_rate;
+    ldr_doctor_say(&d, verdict, cure,
                    "%s: %s, writes %.2f GB/s, reads %.2f GB/s%s%s%s%s",
                    k->d->subject, name, (double)k->write_rate / 1e9,
                    (double)k->read_rate / 1e9, k->direct ? "" : " (cached)",

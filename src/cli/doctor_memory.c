@@ -102,11 +102,14 @@ void ldr_doctor_memory(const ldr_doctor_t *d)
             d, LDR_VERDICT_WARN, "end what uses it, or choose a smaller --dram",
             "dram needs %s in all, and only %s are free now", want, now);
     } else {
-        ldr_doctor_say(d, LDR_VERDICT_OK, NULL,
+        ldr_doctor_t with = *d;
+
+        with.copies = (uint64_t)copy_speed();
+        ldr_doctor_say(&with, LDR_VERDICT_OK, NULL,
                        "dram needs %s in all; the %s has %s, %s free now, "
                        "copies %.2f GB/s",
                        want, cgroup ? "cgroup" : "machine", may, now,
-                       copy_speed() / 1e9);
+                       (double)with.copies / 1e9);
     }
 }
 

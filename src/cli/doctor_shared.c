@@ -1,7 +1,6 @@
 /*
  * doctor: the shared tier. Is it one, may it be read and written, does the
- * storage keep what the tier relies on, how fast is it, does its clock agree;
- * and, for who asks, do locks work there.
+ * storage keep what the tier relies on, how fast is it, does its clock agree.
  *
  * What is put lies below "probe/" and is removed at the end. Every call has a
  * deadline within the check's own time; only storage that hangs for longer can
@@ -283,19 +282,6 @@ static void skew(probe_t *p)
     }
 }
 
-/* Nothing depends on them. */
-static void locks(probe_t *p)
-{
-    char path[LDR_PATH_MAX];
-
-    name_of(p, "lock", 0);
-    if (probe_put(p, p->name, 64, 0) != 0) {
-        return;
-    }
-    snprintf(path, sizeof(path), "%s/%s", mount_path(p), p->name);
-    ldr_doctor_locks(p->d, path);
-}
-
 /* ---- how fast it is ---- */
 
 static int by_size(const void *a, const void *b)
@@ -389,7 +375,6 @@ static void examine(probe_t *p)
     if (is_mount(p)) {
         directories(p);
         skew(p);
-        locks(p);
     }
     if (bandwidth(p) != 0) {
         probe_bad(p, NULL, ldr_fail_text());

@@ -25,6 +25,17 @@ bool ldr_measured_path(char path[LDR_MEASURED_PATH])
     return n > 0 && n < (int)LDR_MEASURED_PATH;
 }
 
+/* The number of this name in an object; 0: it has none. In its texts a quote
+ * stands behind a backslash, so that none looks like a name. */
+static double field(const char *object, const char *name)
+{
+    char text[40];
+    int length = snprintf(text, sizeof(text), "\"%s\":", name);
+    const char *at = strstr(object, text);
+
+    return at != NULL ? strtod(at + length, NULL) : 0;
+}
+
 int ldr_measured_read(const char *path, ldr_measured_t *m)
 {
     FILE *f = fopen(path, "re");
@@ -35,21 +46,11 @@ int ldr_measured_read(const char *path, ldr_measured_t *m)
         return errno;
     }
     while (fgets(line, sizeof(line), f) != NULL) {
-        const char *disk = strstr(line, "\"check\":\"disk\"");
-        const char *speeds = disk != NULL ? strstr(disk, ", writes ") : NULL;
-        const char *memory = strstr(line, "\"check\":\"memory\"");
-        const char *copies =
-            memory != NULL ? strstr(memory, ", copies ") : NULL;
-        double w, r;
+        double copies = field(line, LDR_MEASURED_COPIES);
 
-        if (speeds != NULL &&
-            sscanf(speeds, ", writes %lf GB/s, reads %lf GB/s", &w, &r) == 2) {
-            m->write += w * 1e9;
-            m->read += r * 1e9;
-        }
-        if (copies != NULL && sscanf(copies, ", copies %lf GB/s", &r) == 1) {
-            m->dram = r * 1e9;
-        }
+        m->write += field(line, LDR_MEASURED_WRITES);
+        m->read += field(line, LDR_MEASURED_READS);
+        m->dram = copies > 0 ? copies : m->dram;
     }
     fclose(f);
     return m->read > 0 && m->write > 0 ? 0 : ENODATA;

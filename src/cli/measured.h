@@ -1,7 +1,8 @@
 /*
- * What `larder doctor` has measured on this host, for `larder plan`: what
- * `doctor --json` said of disks and of memory, a line each. The last of it is
- * kept in $XDG_STATE_HOME/larder/doctor.json (~/.local/state without that).
+ * What `larder doctor` has measured on this host, for `larder plan`: the lines
+ * of `doctor --json` with bytes a second, of disks and of memory. The last of
+ * it is kept in $XDG_STATE_HOME/larder/doctor.json (~/.local/state without
+ * that).
  */
 #pragma once
 
@@ -13,6 +14,11 @@ typedef struct ldr_measured {
 } ldr_measured_t;
 
 #define LDR_MEASURED_PATH 1024u
+
+/* Fields of an object of `doctor --json`: bytes a second. */
+#define LDR_MEASURED_WRITES "write_bytes_s"
+#define LDR_MEASURED_READS "read_bytes_s"
+#define LDR_MEASURED_COPIES "copy_bytes_s"
 
 /* Where it is kept. False: this user has no such place. */
 bool ldr_measured_path(char path[LDR_MEASURED_PATH]);

@@ -12,7 +12,8 @@
 
 #define ASK_NS 1000000000u
 
-int ldr_cli_listener(const char *path)
+/* The process that listens at a socket; 0: none, or it cannot be seen. */
+static int listener_of(const char *path)
 {
     ldr_peer_t peer = {.pid_fd = -1};
     int fd = ldr_connect_unix(path, ldr_now_ns(&ldr_clock_real) + ASK_NS);
@@ -47,7 +48,7 @@ bool ldr_cli_owner(const char *dir, ldr_dir_owner_t *o)
     }
     /* Another user's: its descriptors are not shown, but it may answer. */
     ldr_socket_default(path);
-    if (ldr_cli_listener(path) == o->pid) {
+    if (listener_of(path) == o->pid) {
         snprintf(o->url, sizeof(o->url), "unix:%s", path);
     }
     return true;
@@ -109,7 +110,7 @@ int ldr_cli_no_dir(const ldr_args_t *args, const char *url)
 
         snprintf(path, sizeof(path), "%.*s", (int)strcspn(url + 5, "?"),
                  url + 5);
-        int pid = ldr_cli_listener(path);
+        int pid = listener_of(path);
 
         if (pid != 0) {
             how_to_stop(pid, url, stop, sizeof(stop));

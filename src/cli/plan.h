@@ -6,7 +6,6 @@
 #include <stdint.h>
 
 #include "cli/cli.h"
-#include "plan/curve.h"
 #include "plan/plan.h"
 
 #define LDR_PLAN_SIZES 32 /* capacities, and policies, of one command */
@@ -46,7 +45,6 @@ typedef struct ldr_plan_book {
     /* The curve: points for each policy, the capacities rising. */
     ldr_plan_result_t *points;
     unsigned point_count; /* of each policy */
-    ldr_curve_t lru;      /* hits NULL: not asked for */
 } ldr_plan_book_t;
 
 /* What the next GB adds, seen from one result to the next larger one of the

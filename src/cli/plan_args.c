@@ -145,7 +145,8 @@ static const struct flag {
     {"capacity", "LIST", SIZES, 0, 0, 0,
      "of DRAM: 5% of the trace's different blocks, or 64G;\n"
      "default: 1%,5%,10%,25%,50%"},
-    {"policy", "LIST", SIMS, 0, 0, 0, "default: lru,s3fifo,default,optimal"},
+    {"policy", "LIST", SIMS, 0, 0, 0,
+     "lru, default (what a node runs) or optimal; default: all"},
     {"ssd", "SIZE", SIZE, AT(p.ssd), 0, 0,
      "a tier below it, as a share or a size"},
     {"ssd-writes", "SIZE", BYTES, AT(p.ssd_writes), 0, 0,
@@ -208,8 +209,7 @@ static void usage(void)
            "replays a trace through caches of some size, in virtual time: what"
            "\nhit rate, and how much memory is worth having\n\n"
            "TRACE is JSONL as Mooncake's (timestamp, input_length, "
-           "output_length,\nhash_ids), plain or compressed with gzip or zstd; "
-           "-: standard input.\n\n");
+           "output_length,\nhash_ids); -: standard input.\n\n");
     for (size_t i = 0; i < FLAGS; i++) {
         const char *text = flags[i].text;
         size_t length = strcspn(text, "\n");
@@ -280,6 +280,7 @@ static void want_of(const struct flag *f, char *text, size_t size)
     static const char *const wants[] = {
         [SIZES] = ": sizes are like 64G, or shares like 5%, up to 10000%",
         [SIZE] = ": sizes are like 64G, or shares like 5%, up to 10000%",
+        [SIMS] = ": lru, default (what a node runs) or optimal",
         [BYTES] = ": a size, like 2T",
         [ADMIT] = ": always or second",
         [LATENCY] = ": microseconds, 0 or more",
@@ -301,13 +302,7 @@ static int refuse_value(const ldr_args_t *args, const struct flag *f,
 {
     char want[80];
 
-    if (f->kind == SIMS) {
-        fprintf(stderr, "larder plan: policies:");
-        for (unsigned i = 0; ldr_sim_at(i) != NULL; i++) {
-            fprintf(stderr, " %s", ldr_sim_at(i)->name);
-        }
-        fprintf(stderr, "\n");
-    } else if (f->kind == MODEL) {
+    if (f->kind == MODEL) {
         fprintf(stderr, "larder plan: models:");
         for (unsigned i = 0; ldr_known_model(i) != NULL; i++) {
             fprintf(stderr, " %s", ldr_known_model(i)->name);
@@ -363,13 +358,13 @@ static void take_kept(ldr_measured_t *m)
     m->dram = 0;
     if (error == 0) {
         fprintf(stderr,
-                "larder: plan: disks as `larder doctor` has measured them "
+                "larder plan: disks as `larder doctor` has measured them "
                 "here: reads %.3g GB/s, writes %.3g GB/s (--measured none: "
                 "the default)\n",
                 m->read / 1e9, m->write / 1e9);
     } else if (error != ENOENT) {
         fprintf(stderr,
-                "larder: plan: %s: %s; `larder doctor DIR` writes it "
+                "larder plan: %s: %s; `larder doctor DIR` writes it "
                 "again\n",
                 path, error == ENODATA ? "no disk in it" : strerror(error));
     }
@@ -425,9 +420,7 @@ static void complete(ldr_plan_args_t *p, const given_t *g)
     p->nodes = (uint32_t)g->nodes;
     p->run_blocks = g->node_run > 0 ? (uint32_t)g->node_run : 1;
     if (p->sim_count == 0) {
-        each_word(p->nodes > 1 ? "lru,default,optimal"
-                               : "lru,s3fifo,default,optimal",
-                  word, sizeof(word), take_sim, p);
+        each_word("lru,default,optimal", word, sizeof(word), take_sim, p);
     }
 }
 
@@ -484,15 +477,6 @@ int ldr_plan_parse(const ldr_args_t *args, int argc, char **argv,
     int code = take_speeds(args, &g, p);
     if (code != LDR_EXIT_OK) {
         return code;
-    }
-    for (unsigned i = 0; i < p->sim_count && p->nodes > 1; i++) {
-        if (p->sims[i]->busiest == NULL && p->sims[i] != &ldr_sim_optimal) {
-            return ldr_cli_usage(args,
-                                 "--nodes: %s has no nodes; lru and "
-                                 "default have, and optimal is that of "
-                                 "one",
-                                 p->sims[i]->name);
-        }
     }
     return LDR_EXIT_OK;
 }

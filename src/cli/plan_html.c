@@ -9,8 +9,6 @@
 #include "cli/plan.h"
 #include "larder/larder.h"
 
-#define CURVE_STEPS 240u
-
 static const char head[] =
     "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\n"
     "<meta name=\"viewport\" content=\"width=device-width\">\n"
@@ -148,7 +146,6 @@ static ldr_series_t *series_new(ldr_series_t *s, const ldr_sim_ops_t *sim,
     s->name = sim->name;
     s->color = number % 6;
     s->dashed = sim == &ldr_sim_optimal;
-    s->dots = true;
     s->count = 0;
     return s;
 }
@@ -158,23 +155,6 @@ static void point_add(ldr_series_t *s, double blocks, double value)
     if (s->count < LDR_SERIES_POINTS) {
         s->blocks[s->count] = blocks;
         s->values[s->count++] = value;
-    }
-}
-
-/* LRU's whole curve is known: it is drawn as such, without dots. */
-static void lru_series(const ldr_plan_book_t *book, const ldr_axes_t *a,
-                       ldr_series_t *s)
-{
-    s->dots = false;
-    for (unsigned i = 0; i <= CURVE_STEPS; i++) {
-        double blocks = a->blocks_min * pow(a->blocks_max / a->blocks_min,
-                                            (double)i / CURVE_STEPS);
-        uint64_t on_tape = (uint64_t)(blocks * book->tape->sample);
-        double hits = (double)ldr_curve_hits(&book->lru, on_tape);
-
-        point_add(
-            s, blocks,
-            rate(ldr_plan_hits(book->tape, hits), (double)book->tape->all));
     }
 }
 
@@ -197,10 +177,7 @@ static void hit_chart(FILE *f, const ldr_plan_book_t *book,
     for (unsigned i = 0; i < p->sim_count; i++) {
         ldr_series_t *s = series_new(&series[i], p->sims[i], i);
 
-        if (p->sims[i] == &ldr_sim_lru) {
-            lru_series(book, &a, s);
-        }
-        for (unsigned j = 0; j < book->point_count && s->dots; j++) {
+        for (unsigned j = 0; j < book->point_count; j++) {
             const ldr_plan_result_t *r =
                 &book->points[i * book->point_count + j];
 

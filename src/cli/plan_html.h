@@ -20,7 +20,6 @@ typedef struct ldr_series {
     const char *name;
     unsigned color; /* 0...5 */
     bool dashed;
-    bool dots;
     unsigned count;
     double blocks[LDR_SERIES_POINTS];
     double values[LDR_SERIES_POINTS];

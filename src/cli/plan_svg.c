@@ -83,7 +83,7 @@ static void curve_line(FILE *f, const ldr_axes_t *a, const ldr_series_t *s)
         fprintf(f, "%.1f,%.1f ", x_of(a, s->blocks[i]), y_of(a, s->values[i]));
     }
     fprintf(f, "\"/>\n");
-    for (unsigned i = 0; i < s->count && s->dots; i++) {
+    for (unsigned i = 0; i < s->count; i++) {
         char size[32];
 
         fprintf(

@@ -1,11 +1,14 @@
 /*
- * Counting a request once. Whoever asks for a chain matches it, perhaps a
- * shorter part of it again, stages what was found and loads that; only the
+ * Counting a request once. An engine that asks for a chain matches it, perhaps
+ * a shorter part of it again, stages what was found and loads that; only the
  * first of these asks the node for something. A space's handle remembers what
  * it asked for, so that it can say of the others that they ask again.
  *
  * It remembers the last requests and chunks only, and forgets the oldest:
  * nothing depends on it but the figures of hits (docs/reference/metrics.md).
+ *
+ * Any thread may call. The space's asked_lock guards what is remembered; no
+ * other lock is taken with it.
  */
 #include "base/bytes.h"
 #include "base/thread.h"

@@ -23,10 +23,7 @@
 #include "wire/wire.h"
 
 #define LDR_LOADS_MAX 64u /* loads of one request in flight: bits of a mask */
-#define LDR_MEMORY_MAX 1024u
 
-/* A request: a batch of items. A blocking call has it on its stack, a ticket
- * in the handle's pool. One thread at a time steps it. */
 /* Pages in a GPU's memory. An item's one buffer is only as long as they are:
  * nobody reads or writes it. */
 typedef struct ldr_op_gpu {
@@ -57,6 +54,8 @@ typedef struct ldr_op_load {
     void *arg;
 } ldr_op_load_t;
 
+/* A request: a batch of items. A blocking call has it on its stack, a ticket
+ * in the handle's pool. One thread at a time steps it. */
 typedef struct ldr_op {
     larder_t *lar;
     larder_op_t kind;
@@ -169,6 +168,7 @@ struct larder_lease {
 
 struct larder {
     const ldr_handle_ops_t *backend;
+    const ldr_lease_ops_t *leasing;
     ldr_node_t *node;     /* of an embedded handle; NULL otherwise */
     ldr_remote_t *remote; /* of one that speaks to a daemon */
     const struct ldr_data_path *data_path; /* likewise */
@@ -204,11 +204,6 @@ struct larder {
     larder_lease_t *lease_cache; /* freed ones, for the next stage */
     unsigned lease_cached;
     uint64_t leased; /* against option leases */
-    struct {
-        uint8_t *base;
-        size_t bytes;
-    } memory[LDR_MEMORY_MAX];
-    unsigned memory_count;
 };
 
 /* LARDER_OK, or why the handle cannot be used. Clears the error text. */

@@ -146,6 +146,7 @@ larder_status_t ldr_handle_open(ldr_node_t *node, larder_t **lar_p)
         return st;
     }
     lar->backend = &ldr_handle_local;
+    lar->leasing = &ldr_leases_local;
     lar->node = node;
     lar->options = &node->options;
     lar->clock = node->clock;
@@ -617,63 +618,6 @@ larder_status_t larder_flush(larder_t *lar, larder_tier_t tier,
         return ldr_fail(LARDER_E_INVALID, "tier %d", (int)tier);
     }
     return lar->backend->flush(lar, tier, ldr_deadline(lar, timeout_ms));
-}
-
-larder_status_t larder_memory_register(larder_t *lar, void *base, size_t bytes,
-                                       larder_memory_kind_t kind)
-{
-    larder_status_t st = ldr_handle_check(lar);
-    uintptr_t at = (uintptr_t)base;
-
-    if (st != LARDER_OK) {
-        return st;
-    }
-    if (base == NULL || bytes == 0 || at + bytes < at) {
-        return ldr_fail(LARDER_E_INVALID, "an empty or impossible range");
-    }
-    if (kind != LARDER_MEMORY_HOST) {
-        return ldr_fail(LARDER_E_UNSUPPORTED,
-                        "this node reads and writes host memory only");
-    }
-    ldr_mutex_lock(&lar->lock);
-    for (unsigned i = 0; i < lar->memory_count && st == LARDER_OK; i++) {
-        uintptr_t other = (uintptr_t)lar->memory[i].base;
-
-        if (at < other + lar->memory[i].bytes && other < at + bytes) {
-            st = ldr_fail(LARDER_E_OVERLAP, "overlaps the range at %p",
-                          (void *)lar->memory[i].base);
-        }
-    }
-    if (st == LARDER_OK && lar->memory_count == LDR_MEMORY_MAX) {
-        st = ldr_fail(LARDER_E_LIMIT, "more than %u ranges", LDR_MEMORY_MAX);
-    }
-    if (st == LARDER_OK) {
-        lar->memory[lar->memory_count].base = base;
-        lar->memory[lar->memory_count++].bytes = bytes;
-    }
-    ldr_mutex_unlock(&lar->lock);
-    return st;
-}
-
-larder_status_t larder_memory_deregister(larder_t *lar, void *base)
-{
-    larder_status_t st = ldr_handle_check(lar);
-
-    if (st != LARDER_OK) {
-        return st;
-    }
-    st = ldr_fail(LARDER_E_INVALID, "no range begins at %p", base);
-    ldr_mutex_lock(&lar->lock);
-    for (unsigned i = 0; i < lar->memory_count; i++) {
-        if (lar->memory[i].base == base) {
-            lar->memory[i] = lar->memory[--lar->memory_count];
-            ldr_fail_clear();
-            st = LARDER_OK;
-            break;
-        }
-    }
-    ldr_mutex_unlock(&lar->lock);
-    return st;
 }
 
 larder_status_t larder_stats(larder_t *lar, larder_stats_t *out)

@@ -20,6 +20,35 @@ struct ldr_announce;
 struct ldr_describe_msg;
 struct ldr_prefix;
 
+/* What a lease can do, by what it was taken of. Each row stands beside its
+ * functions: local_lease.c, shm_lease.c, tcp_lease.c. */
+typedef struct ldr_lease_ops {
+    /* Makes it possible to read a lease in place, of one group that needs all,
+     * and checks it: lease->chunks and match are what is right. NULL: it is. */
+    larder_status_t (*map)(larder_space_t *space, larder_lease_t *lease,
+                           const larder_key_t *keys, uint16_t group,
+                           uint64_t deadline_ns, larder_match_t *match);
+    /* As larder_lease_segments(), of shard number `at` of the lease, or of
+     * reserved item `at`. */
+    larder_status_t (*segments)(const larder_lease_t *lease, uint32_t at,
+                                struct iovec *seg, uint32_t seg_max,
+                                uint32_t *seg_count_p);
+    /* Gives up what a lease or a reservation holds, and what the backend
+     * keeps with it. */
+    void (*drop)(larder_lease_t *lease);
+
+    /* In place. Items and lengths have been checked: those with status OK are
+     * to be reserved; lease->rooms has one for each item, its status set. */
+    larder_status_t (*reserve)(larder_space_t *space, larder_item_t *items,
+                               size_t count, uint64_t deadline_ns,
+                               larder_lease_t *lease);
+    /* Commits or gives back every room whose status is OK, and sets it. */
+    larder_status_t (*commit)(larder_lease_t *lease, const uint8_t *keep,
+                              const uint32_t *crcs, uint64_t deadline_ns);
+} ldr_lease_ops_t;
+
+extern const ldr_lease_ops_t ldr_leases_local, ldr_leases_shm, ldr_leases_tcp;
+
 typedef struct ldr_handle_ops {
     /* Ends it; what the handle still holds has been given up before. */
     larder_status_t (*close)(larder_t *lar, uint64_t deadline_ns);
@@ -67,29 +96,6 @@ typedef struct ldr_handle_ops {
                              const larder_stage_params_t *worth,
                              uint64_t deadline_ns, larder_lease_t **lease_p,
                              larder_match_t *match);
-    /* Makes it possible to read a lease in place, of one group that needs all,
-     * and checks it: lease->chunks and match are what is right. NULL: it is. */
-    larder_status_t (*map)(larder_space_t *space, larder_lease_t *lease,
-                           const larder_key_t *keys, uint16_t group,
-                           uint64_t deadline_ns, larder_match_t *match);
-    /* As larder_lease_segments(), of shard number `at` of the lease, or of
-     * reserved item `at`. */
-    larder_status_t (*segments)(const larder_lease_t *lease, uint32_t at,
-                                struct iovec *seg, uint32_t seg_max,
-                                uint32_t *seg_count_p);
-    /* Gives up what a lease or a reservation holds, and what the backend
-     * keeps with it. */
-    void (*drop)(larder_lease_t *lease);
-
-    /* In place. Items and lengths have been checked: those with status OK are
-     * to be reserved; lease->rooms has one for each item, its status set. */
-    larder_status_t (*reserve)(larder_space_t *space, larder_item_t *items,
-                               size_t count, uint64_t deadline_ns,
-                               larder_lease_t *lease);
-    /* Commits or gives back every room whose status is OK, and sets it. */
-    larder_status_t (*commit)(larder_lease_t *lease, const uint8_t *keep,
-                              const uint32_t *crcs, uint64_t deadline_ns);
-
     larder_status_t (*flush)(larder_t *lar, larder_tier_t tier,
                              uint64_t deadline_ns);
     larder_status_t (*stats)(larder_t *lar, uint64_t deadline_ns,

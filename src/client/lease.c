@@ -118,7 +118,7 @@ static larder_status_t map(larder_space_t *space, larder_lease_t **lease_p,
                            const larder_key_t *keys, uint16_t group,
                            uint64_t deadline_ns, larder_match_t *match)
 {
-    larder_status_t st = space->lar->backend->map(space, *lease_p, keys, group,
+    larder_status_t st = space->lar->leasing->map(space, *lease_p, keys, group,
                                                   deadline_ns, match);
 
     if (st == LARDER_OK && (*lease_p)->chunks == 0) {
@@ -159,7 +159,7 @@ larder_status_t larder_stage(larder_space_t *space, const larder_key_t *keys,
                            .asks = asks};
     larder_stage_params_t worth = {0};
     st = ldr_stage(space, &prefix, &worth, deadline_ns, lease_p, &match);
-    if (st == LARDER_OK && space->lar->backend->map != NULL) {
+    if (st == LARDER_OK && space->lar->leasing->map != NULL) {
         st = map(space, lease_p, keys, group, deadline_ns, &match);
     }
     if (st >= 0) {
@@ -195,7 +195,7 @@ larder_status_t ldr_stage(larder_space_t *space, const ldr_prefix_t *prefix,
         uint64_t count = ldr_staged_leases(lease->chunks, lease->total);
 
         if (!book(lar, count)) {
-            lar->backend->drop(lease);
+            lar->leasing->drop(lease);
             ldr_lease_unused(lar, lease);
             return LARDER_E_LIMIT;
         }
@@ -249,7 +249,7 @@ static larder_status_t reserve(larder_space_t *space, larder_item_t *items,
     lease->room_count = (uint32_t)count;
     lease->space = space->ref;
     rooms_check(space, items, lengths, count, lease->rooms);
-    return space->lar->backend->reserve(space, items, count, deadline_ns,
+    return space->lar->leasing->reserve(space, items, count, deadline_ns,
                                         lease);
 }
 
@@ -328,7 +328,7 @@ larder_status_t larder_lease_segments(const larder_lease_t *lease,
         return ldr_fail(LARDER_E_INVALID, "chunk %u of %u, shard %u of %u",
                         chunk, lease->chunks, shard, lease->shards);
     }
-    return lease->lar->backend->segments(lease, chunk * lease->shards + shard,
+    return lease->lar->leasing->segments(lease, chunk * lease->shards + shard,
                                          seg, seg_max, seg_count_p);
 }
 
@@ -346,7 +346,7 @@ larder_status_t larder_reserve_segments(const larder_lease_t *lease,
         return ldr_fail(LARDER_E_INVALID, "item %zu has no room in this lease",
                         item);
     }
-    return lease->lar->backend->segments(lease, (uint32_t)item, seg, seg_max,
+    return lease->lar->leasing->segments(lease, (uint32_t)item, seg, seg_max,
                                          seg_count_p);
 }
 
@@ -390,14 +390,14 @@ larder_status_t larder_commit(larder_lease_t **lease_p, const uint8_t *keep,
         return st;
     }
     if (st == LARDER_OK) {
-        st = lar->backend->commit(lease, keep, crcs,
+        st = lar->leasing->commit(lease, keep, crcs,
                                   ldr_deadline(lar, timeout_ms));
         for (uint32_t i = 0; statuses != NULL && i < lease->room_count; i++) {
             statuses[i] = lease->rooms[i].status;
         }
         lease->room_count = 0; /* nothing of it is held any more */
     }
-    lar->backend->drop(lease);
+    lar->leasing->drop(lease);
     leave(lar, lease);
     return st;
 }
@@ -418,7 +418,7 @@ void larder_release(larder_lease_t **lease_p)
     if (ldr_handle_check(lar) == LARDER_E_FORKED) {
         return;
     }
-    lar->backend->drop(lease);
+    lar->leasing->drop(lease);
     leave(lar, lease);
 }
 
@@ -428,7 +428,7 @@ void ldr_leases_close(larder_t *lar)
         larder_lease_t *lease = lar->leases;
 
         lar->leases = lease->next;
-        lar->backend->drop(lease);
+        lar->leasing->drop(lease);
         lease->lar = NULL; /* freed by larder_release() */
     }
     while (lar->lease_cache != NULL) {

@@ -61,9 +61,9 @@ larder_status_t ldr_local_stage(larder_space_t *space,
 
 /* ---- using and ending ---- */
 
-larder_status_t ldr_local_segments(const larder_lease_t *lease, uint32_t at,
-                                   struct iovec *seg, uint32_t seg_max,
-                                   uint32_t *seg_count_p)
+static larder_status_t local_segments(const larder_lease_t *lease, uint32_t at,
+                                      struct iovec *seg, uint32_t seg_max,
+                                      uint32_t *seg_count_p)
 {
     uint32_t shard =
         lease->reserved ? (uint32_t)lease->rooms[at].lease : lease->ids[at];
@@ -73,7 +73,7 @@ larder_status_t ldr_local_segments(const larder_lease_t *lease, uint32_t at,
     return *seg_count_p <= seg_max ? LARDER_OK : LARDER_E_SIZE;
 }
 
-void ldr_local_drop(larder_lease_t *lease)
+static void local_drop(larder_lease_t *lease)
 {
     ldr_node_t *node = lease->lar->node;
 
@@ -115,9 +115,10 @@ static larder_status_t reserve_one(larder_space_t *space, larder_item_t *item,
     return st;
 }
 
-larder_status_t ldr_local_reserve(larder_space_t *space, larder_item_t *items,
-                                  size_t count, uint64_t deadline_ns,
-                                  larder_lease_t *lease)
+static larder_status_t local_reserve(larder_space_t *space,
+                                     larder_item_t *items, size_t count,
+                                     uint64_t deadline_ns,
+                                     larder_lease_t *lease)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
 
@@ -160,8 +161,8 @@ static uint32_t finish_pages(const ldr_node_t *node, const ldr_room_t *room,
     return crc;
 }
 
-larder_status_t ldr_local_commit(larder_lease_t *lease, const uint8_t *keep,
-                                 const uint32_t *crcs, uint64_t deadline_ns)
+static larder_status_t local_commit(larder_lease_t *lease, const uint8_t *keep,
+                                    const uint32_t *crcs, uint64_t deadline_ns)
 {
     ldr_node_t *node = lease->lar->node;
 
@@ -185,3 +186,10 @@ larder_status_t ldr_local_commit(larder_lease_t *lease, const uint8_t *keep,
     }
     return LARDER_OK;
 }
+
+const ldr_lease_ops_t ldr_leases_local = {
+    .segments = local_segments,
+    .drop = local_drop,
+    .reserve = local_reserve,
+    .commit = local_commit,
+};

@@ -284,7 +284,7 @@ static larder_status_t shard_copy(const larder_t *lar, const worker_t *worker,
 }
 
 /* Shards that share a lease, on their way to their rooms. Threads only read
- * it, but for the two counters and what is of their shards: statuses, crcs and
+ * it, except the two counters and what is of their shards: statuses, crcs and
  * keep. */
 typedef struct filling {
     const larder_rooms_t *rooms;

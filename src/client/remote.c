@@ -477,42 +477,6 @@ static larder_status_t remote_stage(larder_space_t *space,
     return could_not_ask(st, match);
 }
 
-static larder_status_t remote_map(larder_space_t *space, larder_lease_t *lease,
-                                  const larder_key_t *keys, uint16_t group,
-                                  uint64_t deadline_ns, larder_match_t *match)
-{
-    return space->lar->data_path->map(space, lease, keys, group, deadline_ns,
-                                      match);
-}
-
-static larder_status_t remote_segments(const larder_lease_t *lease, uint32_t at,
-                                       struct iovec *seg, uint32_t seg_max,
-                                       uint32_t *seg_count_p)
-{
-    return lease->lar->data_path->segments(lease, at, seg, seg_max,
-                                           seg_count_p);
-}
-
-static void remote_drop(larder_lease_t *lease)
-{
-    lease->lar->data_path->drop(lease);
-}
-
-static larder_status_t remote_reserve(larder_space_t *space,
-                                      larder_item_t *items, size_t count,
-                                      uint64_t deadline_ns,
-                                      larder_lease_t *lease)
-{
-    return space->lar->data_path->reserve(space, items, count, deadline_ns,
-                                          lease);
-}
-
-static larder_status_t remote_commit(larder_lease_t *lease, const uint8_t *keep,
-                                     const uint32_t *crcs, uint64_t deadline_ns)
-{
-    return lease->lar->data_path->commit(lease, keep, crcs, deadline_ns);
-}
-
 /* ---- life ---- */
 
 static larder_status_t remote_close(larder_t *lar, uint64_t deadline_ns)
@@ -560,6 +524,7 @@ larder_status_t ldr_remote_open(larder_t *lar, const ldr_options_t *options,
         return st;
     }
     lar->backend = &ldr_handle_remote;
+    lar->leasing = lar->data_path->leasing;
     lar->options = &lar->remote->options;
     lar->clock = lar->remote->clock;
     lar->log = &lar->remote->log;
@@ -583,11 +548,6 @@ const ldr_handle_ops_t ldr_handle_remote = {
     .step = remote_step,
     .wait = remote_wait,
     .stage = remote_stage,
-    .map = remote_map,
-    .segments = remote_segments,
-    .drop = remote_drop,
-    .reserve = remote_reserve,
-    .commit = remote_commit,
     .flush = remote_flush,
     .stats = remote_stats,
     .metrics = remote_metrics,

@@ -52,24 +52,11 @@ typedef struct ldr_data_path {
     larder_status_t (*end)(ldr_link_t *link, uint16_t opcode,
                            const ldr_end_row_t *rows, uint32_t count);
 
-    /* ---- what stays: as ldr_handle_ops_t ---- */
-
     /* The lease keeps a STAGE's hold of this number, which is the session's.
      * E_NO_MEMORY: it was released. */
     larder_status_t (*keep)(ldr_talk_t *v, larder_lease_t *lease,
                             uint64_t number);
-    larder_status_t (*map)(larder_space_t *space, larder_lease_t *lease,
-                           const larder_key_t *keys, uint16_t group,
-                           uint64_t deadline_ns, larder_match_t *match);
-    larder_status_t (*segments)(const larder_lease_t *lease, uint32_t at,
-                                struct iovec *seg, uint32_t seg_max,
-                                uint32_t *seg_count_p);
-    void (*drop)(larder_lease_t *lease);
-    larder_status_t (*reserve)(larder_space_t *space, larder_item_t *items,
-                               size_t count, uint64_t deadline_ns,
-                               larder_lease_t *lease);
-    larder_status_t (*commit)(larder_lease_t *lease, const uint8_t *keep,
-                              const uint32_t *crcs, uint64_t deadline_ns);
+    const ldr_lease_ops_t *leasing;
 } ldr_data_path_t;
 
 extern const ldr_data_path_t ldr_data_path_shm;

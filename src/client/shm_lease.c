@@ -269,9 +269,9 @@ static void place_take(ldr_transfer_t *t, ldr_ask_t *q,
     }
 }
 
-larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
-                            const larder_key_t *keys, uint16_t group,
-                            uint64_t deadline_ns, larder_match_t *match)
+static larder_status_t shm_map(larder_space_t *space, larder_lease_t *lease,
+                               const larder_key_t *keys, uint16_t group,
+                               uint64_t deadline_ns, larder_match_t *match)
 {
     static const ldr_transfer_ops_t ops = {
         .more = place_more, .ask = place_ask, .take = place_take};
@@ -309,9 +309,9 @@ larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
 
 /* ---- using and ending ---- */
 
-larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
-                                 struct iovec *seg, uint32_t seg_max,
-                                 uint32_t *seg_count_p)
+static larder_status_t shm_segments(const larder_lease_t *lease, uint32_t at,
+                                    struct iovec *seg, uint32_t seg_max,
+                                    uint32_t *seg_count_p)
 {
     const ldr_held_t *h = lease->held;
     const ldr_room_t *room = lease->reserved ? &lease->rooms[at] : NULL;
@@ -333,7 +333,7 @@ larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
     return count <= seg_max ? LARDER_OK : LARDER_E_SIZE;
 }
 
-void ldr_shm_drop(larder_lease_t *lease)
+static void shm_drop(larder_lease_t *lease)
 {
     ldr_held_t *h = lease->held;
 
@@ -357,3 +357,11 @@ void ldr_shm_drop(larder_lease_t *lease)
     ldr_held_free(h);
     lease->held = NULL;
 }
+
+const ldr_lease_ops_t ldr_leases_shm = {
+    .map = shm_map,
+    .segments = shm_segments,
+    .drop = shm_drop,
+    .reserve = ldr_shm_reserve,
+    .commit = ldr_shm_commit,
+};

@@ -251,9 +251,5 @@ const ldr_data_path_t ldr_data_path_shm = {
     .sum = shm_sum,
     .end = shm_end,
     .keep = ldr_shm_keep,
-    .map = ldr_shm_map,
-    .segments = ldr_shm_segments,
-    .drop = ldr_shm_drop,
-    .reserve = ldr_shm_reserve,
-    .commit = ldr_shm_commit,
+    .leasing = &ldr_leases_shm,
 };

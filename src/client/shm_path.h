@@ -49,13 +49,6 @@ larder_status_t ldr_held_map(ldr_held_t *h, const ldr_result_row_t *row,
 
 larder_status_t ldr_shm_keep(ldr_talk_t *v, larder_lease_t *lease,
                              uint64_t number);
-larder_status_t ldr_shm_map(larder_space_t *space, larder_lease_t *lease,
-                            const larder_key_t *keys, uint16_t group,
-                            uint64_t deadline_ns, larder_match_t *match);
-larder_status_t ldr_shm_segments(const larder_lease_t *lease, uint32_t at,
-                                 struct iovec *seg, uint32_t seg_max,
-                                 uint32_t *seg_count_p);
-void ldr_shm_drop(larder_lease_t *lease);
 larder_status_t ldr_shm_reserve(larder_space_t *space, larder_item_t *items,
                                 size_t count, uint64_t deadline_ns,
                                 larder_lease_t *lease);

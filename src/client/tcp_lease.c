@@ -121,9 +121,9 @@ static bool held_alloc(held_t *h, uint32_t chunks, uint32_t shards)
     return h->shards != NULL && h->keys != NULL;
 }
 
-larder_status_t ldr_tcp_map(larder_space_t *space, larder_lease_t *lease,
-                            const larder_key_t *keys, uint16_t group,
-                            uint64_t deadline_ns, larder_match_t *match)
+static larder_status_t tcp_map(larder_space_t *space, larder_lease_t *lease,
+                               const larder_key_t *keys, uint16_t group,
+                               uint64_t deadline_ns, larder_match_t *match)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
     held_t *h = lease->held;
@@ -227,9 +227,9 @@ static larder_status_t fetched(const larder_lease_t *lease, held_t *h,
     return st;
 }
 
-larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
-                                 struct iovec *seg, uint32_t seg_max,
-                                 uint32_t *seg_count_p)
+static larder_status_t tcp_segments(const larder_lease_t *lease, uint32_t at,
+                                    struct iovec *seg, uint32_t seg_max,
+                                    uint32_t *seg_count_p)
 {
     larder_status_t st = LARDER_OK;
     struct iovec one;
@@ -256,7 +256,7 @@ larder_status_t ldr_tcp_segments(const larder_lease_t *lease, uint32_t at,
     return LARDER_OK;
 }
 
-void ldr_tcp_drop(larder_lease_t *lease)
+static void tcp_drop(larder_lease_t *lease)
 {
     for (uint32_t i = 0; i < lease->room_count; i++) {
         ldr_free(lease->rooms[i].memory);
@@ -303,9 +303,9 @@ static larder_status_t rooms_ask(ldr_talk_t *v, const larder_item_t *items,
     return st;
 }
 
-larder_status_t ldr_tcp_reserve(larder_space_t *space, larder_item_t *items,
-                                size_t count, uint64_t deadline_ns,
-                                larder_lease_t *lease)
+static larder_status_t tcp_reserve(larder_space_t *space, larder_item_t *items,
+                                   size_t count, uint64_t deadline_ns,
+                                   larder_lease_t *lease)
 {
     ldr_stop_t stop = {NULL, deadline_ns};
     ldr_talk_t v;
@@ -395,8 +395,8 @@ static uint32_t rooms_items(larder_lease_t *lease, const uint8_t *keep,
     return n;
 }
 
-larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
-                               const uint32_t *crcs, uint64_t deadline_ns)
+static larder_status_t tcp_commit(larder_lease_t *lease, const uint8_t *keep,
+                                  const uint32_t *crcs, uint64_t deadline_ns)
 {
     uint32_t count = lease->room_count;
     larder_item_t *items = ldr_alloc(count * sizeof(*items));
@@ -435,3 +435,11 @@ larder_status_t ldr_tcp_commit(larder_lease_t *lease, const uint8_t *keep,
     ldr_free(index);
     return st;
 }
+
+const ldr_lease_ops_t ldr_leases_tcp = {
+    .map = tcp_map,
+    .segments = tcp_segments,
+    .drop = tcp_drop,
+    .reserve = tcp_reserve,
+    .commit = tcp_commit,
+};

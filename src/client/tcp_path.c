@@ -131,9 +131,5 @@ const ldr_data_path_t ldr_data_path_tcp = {
     .copy_out = tcp_copy_out,
     .end = tcp_end,
     .keep = ldr_tcp_keep,
-    .map = ldr_tcp_map,
-    .segments = ldr_tcp_segments,
-    .drop = ldr_tcp_drop,
-    .reserve = ldr_tcp_reserve,
-    .commit = ldr_tcp_commit,
+    .leasing = &ldr_leases_tcp,
 };

@@ -108,7 +108,7 @@ struct ldr_cluster {
     const ldr_source_t *source;
     void *state;             /* the source's */
     char name[LDR_HOST_MAX]; /* of the cluster */
-    ldr_member_t self;       /* but for share and leaving */
+    ldr_member_t self;       /* except share and leaving */
     ldr_token_t secrets[LDR_TOKENS_MAX];
     unsigned secret_count;
     ldr_views_t views;

@@ -49,7 +49,7 @@ typedef struct ldr_http_request {
 
 typedef struct ldr_http {
     /* 0 and the status; a negative errno with a text of ldr_fail(): no answer.
-     * -ECANCELED: take() or canceled ended it. A stream has no limit but for
+     * -ECANCELED: take() or canceled ended it. A stream has no limit except
      * its connection, 3 s. */
     int (*post)(void *arg, const ldr_http_request_t *request, long *status_p);
     void *arg;

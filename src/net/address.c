@@ -170,7 +170,7 @@ int ldr_bind_tcp(const ldr_address_t *address, const char *congestion)
          ai = ai->ai_next) {
         fd = bind_at(ai, congestion);
         if (fd == -EADDRINUSE || fd == -EACCES) {
-            break; /* it is this machine's, and not to be had */
+            break; /* it is this machine's, and not available */
         }
     }
     freeaddrinfo(list);

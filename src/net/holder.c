@@ -36,47 +36,52 @@ static void name_of(int pid, ldr_holder_t *out)
     }
 }
 
-typedef bool (*link_fn)(void *arg, const char *target);
+/* Takes a descriptor by its name in the directory, and what it leads to. */
+typedef bool (*link_fn)(void *arg, int dir, const char *name,
+                        const char *target);
 
-/* Whether one of its descriptors leads to what is looked for. */
-static bool has_link(const char *pid, link_fn wanted, void *arg)
+/* Whether one of its descriptors leads to what is looked for. -1: that cannot
+ * be seen. */
+static int has_link(int pid, link_fn wanted, void *arg)
 {
-    char path[300], target[256];
+    char path[64], target[4096];
     struct dirent *entry;
-    bool found = false;
+    int found = 0;
 
-    snprintf(path, sizeof(path), "/proc/%s/fd", pid);
+    snprintf(path, sizeof(path), "/proc/%d/fd", pid);
     DIR *dir = opendir(path);
-    while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
+    if (dir == NULL) {
+        return -1;
+    }
+    while (found == 0 && (entry = readdir(dir)) != NULL) {
         ssize_t n =
             readlinkat(dirfd(dir), entry->d_name, target, sizeof(target) - 1);
 
         target[n > 0 ? n : 0] = '\0';
-        found = wanted(arg, target);
+        found = wanted(arg, dirfd(dir), entry->d_name, target);
     }
-    if (dir != NULL) {
-        closedir(dir);
-    }
+    closedir(dir);
     return found;
 }
 
-static bool same_text(void *arg, const char *target)
+static bool same_text(void *arg, int dir, const char *name, const char *target)
 {
+    (void)dir;
+    (void)name;
     return strcmp(arg, target) == 0;
 }
 
-static bool find_process(uint64_t inode, ldr_holder_t *out)
+static bool find_process(char *socket, ldr_holder_t *out)
 {
-    char wanted[64];
     struct dirent *entry;
     bool found = false;
     DIR *dir = opendir("/proc");
 
-    snprintf(wanted, sizeof(wanted), "socket:[%" PRIu64 "]", inode);
     while (dir != NULL && !found && (entry = readdir(dir)) != NULL) {
-        if (entry->d_name[0] >= '1' && entry->d_name[0] <= '9' &&
-            has_link(entry->d_name, same_text, wanted)) {
-            name_of((int)strtol(entry->d_name, NULL, 10), out);
+        int pid = (int)strtol(entry->d_name, NULL, 10);
+
+        if (pid > 0 && has_link(pid, same_text, socket) == 1) {
+            name_of(pid, out);
             found = true;
         }
     }
@@ -88,37 +93,69 @@ static bool find_process(uint64_t inode, ldr_holder_t *out)
 
 /* ---- ports ---- */
 
-/* The inode of the socket that listens at this port; 0: none seen. */
-static uint64_t listener(const char *table, unsigned port)
+/* Takes a link to a socket. True: no more of them are needed. */
+typedef bool (*socket_fn)(void *arg, char *socket);
+
+/* The sockets that listen at the port, whatever their address. */
+static bool each_listener(unsigned port, socket_fn take, void *arg)
 {
-    FILE *f = fopen(table, "re");
-    uint64_t inode = 0, found = 0;
-    char line[512];
+    static const char *const tables[] = {"/proc/net/tcp", "/proc/net/tcp6"};
+    char line[512], socket[64];
+    bool done = false;
 
-    while (f != NULL && found == 0 && fgets(line, sizeof(line), f) != NULL) {
-        unsigned local, state;
+    for (unsigned i = 0; i < 2 && !done; i++) {
+        FILE *f = fopen(tables[i], "re");
 
-        if (sscanf(line,
-                   " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s "
-                   "%*s %*u %*u %" SCNu64,
-                   &local, &state, &inode) == 3 &&
-            local == port && state == LISTENS) {
-            found = inode;
+        while (f != NULL && !done && fgets(line, sizeof(line), f) != NULL) {
+            unsigned local, state;
+            uint64_t inode;
+
+            if (sscanf(line,
+                       " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*s %*s "
+                       "%*s %*u %*u %" SCNu64,
+                       &local, &state, &inode) == 3 &&
+                local == port && state == LISTENS) {
+                snprintf(socket, sizeof(socket), "socket:[%" PRIu64 "]", inode);
+                done = take(arg, socket);
+            }
+        }
+        if (f != NULL) {
+            fclose(f);
         }
     }
-    if (f != NULL) {
-        fclose(f);
-    }
-    return found;
+    return done;
+}
+
+static bool take_holder(void *arg, char *socket)
+{
+    return find_process(socket, arg);
 }
 
 bool ldr_holder_of_port(unsigned port, ldr_holder_t *out)
 {
-    uint64_t inode = listener("/proc/net/tcp", port);
-
     *out = (ldr_holder_t){0};
-    inode = inode != 0 ? inode : listener("/proc/net/tcp6", port);
-    return inode != 0 && find_process(inode, out);
+    return each_listener(port, take_holder, out);
+}
+
+typedef struct one_process {
+    int pid;
+    bool seen; /* that another has a socket there */
+} one_process_t;
+
+static bool take_if_its(void *arg, char *socket)
+{
+    one_process_t *p = arg;
+    int has = has_link(p->pid, same_text, socket);
+
+    p->seen = p->seen || has == 0;
+    return has == 1;
+}
+
+bool ldr_holder_may_be(int pid, unsigned port)
+{
+    one_process_t p = {.pid = pid};
+
+    return each_listener(port, take_if_its, &p) || !p.seen;
 }
 
 /* ---- locks ---- */
@@ -156,6 +193,35 @@ bool ldr_holder_of_lock(const char *path, ldr_holder_t *out)
     return found != 0;
 }
 
+typedef struct lock_file {
+    const char *name; /* with its slash */
+    struct statx st;
+} lock_file_t;
+
+/* Only files of its name are looked at, and nobody is asked for what the kernel
+ * knows: others may lie on disks that hang. */
+static bool is_lock(void *arg, int dir, const char *name, const char *target)
+{
+    const lock_file_t *lock = arg;
+    const char *last = strrchr(target, '/');
+    struct statx st;
+
+    return last != NULL && strcmp(last, lock->name) == 0 &&
+           statx(dir, name, AT_STATX_DONT_SYNC, STATX_INO, &st) == 0 &&
+           st.stx_ino == lock->st.stx_ino &&
+           st.stx_dev_major == lock->st.stx_dev_major &&
+           st.stx_dev_minor == lock->st.stx_dev_minor;
+}
+
+bool ldr_holder_may_lock(int64_t pid, const char *path)
+{
+    lock_file_t lock = {.name = strrchr(path, '/')};
+
+    return pid == 0 || lock.name == NULL ||
+           statx(AT_FDCWD, path, 0, STATX_INO, &lock.st) != 0 ||
+           has_link((int)pid, is_lock, &lock) != 0;
+}
+
 /* ---- Unix sockets ---- */
 
 typedef struct socket_path {
@@ -164,8 +230,10 @@ typedef struct socket_path {
 } socket_path_t;
 
 /* Whether the link is a Unix socket that listens, and where. */
-static bool listens(void *arg, const char *target)
+static bool listens(void *arg, int dir, const char *name, const char *target)
 {
+    (void)dir;
+    (void)name;
     socket_path_t *out = arg;
     uint64_t wanted;
     char line[512];
@@ -196,10 +264,8 @@ static bool listens(void *arg, const char *target)
 bool ldr_holder_socket(int pid, char *path, size_t size)
 {
     socket_path_t out = {path, size};
-    char text[16];
 
-    snprintf(text, sizeof(text), "%d", pid);
-    return has_link(text, listens, &out);
+    return has_link(pid, listens, &out) == 1;
 }
 
 void ldr_holder_text(const ldr_holder_t *holder, char *text, size_t size)

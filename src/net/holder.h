@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct ldr_holder {
     int pid;       /* 0: not known */
@@ -16,8 +17,16 @@ typedef struct ldr_holder {
  * cannot be seen. */
 bool ldr_holder_of_port(unsigned port, ldr_holder_t *out);
 
+/* Whether this process listens at the port. True too where that cannot be
+ * seen. */
+bool ldr_holder_may_be(int pid, unsigned port);
+
 /* Who has this file locked (flock). False: as above. */
 bool ldr_holder_of_lock(const char *path, ldr_holder_t *out);
+
+/* Whether this process may have the file locked: it has it open, or that cannot
+ * be seen. */
+bool ldr_holder_may_lock(int64_t pid, const char *path);
 
 /* The Unix socket that a process listens on. False: none, or it cannot be
  * seen. */

@@ -33,7 +33,7 @@ bool ldr_address_loopback(const ldr_address_t *address);
  * that this machine has; "[::]" takes IPv4 as well. */
 int ldr_listen_unix(const char *path, unsigned mode);
 int ldr_listen_tcp(const ldr_address_t *address, const char *congestion);
-/* The same, but for listening: nobody can connect yet, nor bind it. */
+/* The same without listening: nobody can connect yet, nor bind it. */
 int ldr_bind_tcp(const ldr_address_t *address, const char *congestion);
 
 /* Connects by the deadline (monotonic ns; UINT64_MAX: none), else -ETIMEDOUT.
@@ -44,7 +44,7 @@ int ldr_connect_unix(const char *path, uint64_t deadline_ns);
 int ldr_connect_tcp(const ldr_address_t *address, const char *congestion,
                     uint64_t deadline_ns);
 /* The same, and *deadline_ns is what it has become; -ECANCELED soon after
- * *canceled (atomic, NULL: never) is set, but for the resolver. */
+ * *canceled (atomic, NULL: never) is set, except the resolver. */
 int ldr_connect_tcp_wanted(const ldr_address_t *address, const char *congestion,
                            uint64_t *deadline_ns, const bool *canceled);
 

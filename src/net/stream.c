@@ -295,15 +295,6 @@ void ldr_stream_peer_name(const ldr_stream_t *s, char *name, size_t size)
     X509_free(cert);
 }
 
-bool ldr_stream_ktls(const ldr_stream_t *s, bool sending)
-{
-    if (s->ssl == NULL) {
-        return false;
-    }
-    return sending ? BIO_get_ktls_send(ldr_ssl.SSL_get_wbio(s->ssl)) > 0
-                   : BIO_get_ktls_recv(ldr_ssl.SSL_get_rbio(s->ssl)) > 0;
-}
-
 /* Where a call is in its pieces. */
 typedef struct ldr_pieces {
     const struct iovec *iov;

@@ -41,9 +41,7 @@
     X(SSL_shutdown)                                                            \
     X(SSL_get_error)                                                           \
     X(SSL_get_verify_result)                                                   \
-    X(SSL_get1_peer_certificate)                                               \
-    X(SSL_get_rbio)                                                            \
-    X(SSL_get_wbio)
+    X(SSL_get1_peer_certificate)
 
 typedef struct ldr_ssl_api {
 #define X(name) __typeof__(&name) name;

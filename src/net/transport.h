@@ -101,8 +101,6 @@ int ldr_stream_handshake(ldr_stream_t *s);
 /* The common name of the peer's verified certificate; "": none, more than one,
  * or one that does not fit. */
 void ldr_stream_peer_name(const ldr_stream_t *s, char *name, size_t size);
-/* Whether the kernel does the cipher, in each direction. */
-bool ldr_stream_ktls(const ldr_stream_t *s, bool sending);
 
 /* Bytes moved (>0), -EAGAIN, -EPIPE when the peer has closed, or another
  * negative errno (-EACCES, with a text: it refuses our certificate). Never

@@ -67,7 +67,7 @@ bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
     return usable(node, sought, tier_p, bytes_p, cause_p);
 }
 
-/* Adds the chunk to the match if every shard of it is to be had. entry:
+/* Adds the chunk to the match if every shard of it is available. entry:
  * LDR_NIL: none, then m->cause says why. */
 static inline bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
                                uint32_t entry, uint32_t shards,

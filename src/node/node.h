@@ -155,7 +155,7 @@ typedef struct ldr_extent_view {
 
 /*
  * One more mapper of this extent in this generation. False: it is not (any
- * more) that tenant's in that generation, or there is no descriptor to be had.
+ * more) that tenant's in that generation, or there is no descriptor available.
  * An extent that is leaving its tenant can still be mapped, to read what is
  * leased in it; revoke() is then called at once.
  */
@@ -350,8 +350,6 @@ typedef struct ldr_releasing {
 
 void ldr_node_release_all(ldr_node_t *node, const ldr_releasing_t *of,
                           uint32_t count);
-/* Whoever holds the shard has found its bytes right. */
-void ldr_node_checked(ldr_node_t *node, uint32_t shard);
 
 void ldr_node_exists(ldr_node_t *node, const ldr_target_t *t, bool asks);
 

@@ -358,15 +358,6 @@ void ldr_node_release_all(ldr_node_t *node, const ldr_releasing_t *of,
     }
 }
 
-void ldr_node_checked(ldr_node_t *node, uint32_t shard)
-{
-    /* Copies look at it without the lock; with it, others at what lies beside
-     * it, and a compiler may have them read both. */
-    ldr_node_lock(node);
-    __atomic_store_n(&node->store.shards[shard].checked, 1, __ATOMIC_RELAXED);
-    ldr_node_unlock(node);
-}
-
 static larder_status_t put(ldr_node_t *node, const ldr_target_t *t,
                            const ldr_stop_t *stop)
 {

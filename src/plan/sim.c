@@ -5,8 +5,9 @@
 #include <string.h>
 
 static const ldr_sim_ops_t *const all[] = {
-    &ldr_sim_lru,     &ldr_sim_s3fifo,  &ldr_sim_fifo,
-    &ldr_sim_default, &ldr_sim_learned, &ldr_sim_optimal,
+    &ldr_sim_lru,
+    &ldr_sim_default,
+    &ldr_sim_optimal,
 };
 
 const ldr_sim_ops_t *ldr_sim_at(unsigned number)

@@ -58,10 +58,7 @@ struct ldr_sim {
 };
 
 /* lru      the store's own leaf-first LRU          30 to 125 bytes a block
- * default  what the store runs                     as that needs
- * learned  the store's policy that learns          40 to 150
- * fifo     first in, first out                      4
- * s3fifo   three queues, of which one is history   31
+ * default  what a node runs: `learned`             40 to 150
  * optimal  Belady's, which knows the future: 1/8 of a byte a reference, and 4
  *          in a temporary file */
 const ldr_sim_ops_t *ldr_sim_find(const char *name);
@@ -70,7 +67,4 @@ const ldr_sim_ops_t *ldr_sim_at(unsigned number);
 
 extern const ldr_sim_ops_t ldr_sim_lru;
 extern const ldr_sim_ops_t ldr_sim_default;
-extern const ldr_sim_ops_t ldr_sim_learned;
-extern const ldr_sim_ops_t ldr_sim_fifo;
-extern const ldr_sim_ops_t ldr_sim_s3fifo;
 extern const ldr_sim_ops_t ldr_sim_optimal;

@@ -9,9 +9,6 @@
 #include "plan/sim.h"
 #include "store/index.h"
 
-/* What a node runs by default (option policy). */
-#define DEFAULT_POLICY ldr_policy_default
-
 typedef struct policy_node {
     ldr_policy_t *policy;
     uint32_t used;   /* slots handed out so far */
@@ -313,8 +310,5 @@ static double policy_busiest(const ldr_sim_t *sim)
 
 const ldr_sim_ops_t ldr_sim_lru =
     POLICY_SIM("lru", "least recently used, leaves first", &ldr_policy_lru);
-const ldr_sim_ops_t ldr_sim_learned =
-    POLICY_SIM("learned", "learns what comes back (docs/concepts/policy.md)",
-               &ldr_policy_default);
 const ldr_sim_ops_t ldr_sim_default =
-    POLICY_SIM("default", "what a node runs", &DEFAULT_POLICY);
+    POLICY_SIM("default", "what a node runs: learned", &ldr_policy_default);

@@ -3,7 +3,7 @@
  *
  * While a trace is read, requests and ids wait in hand and are written when a
  * buffer is full, blocks always before the requests that name them are counted.
- * After that the tape's files do not change, but for ldr_tape_future(), which
+ * After that the tape's files do not change, except ldr_tape_future(), which
  * adds one. One thread.
  */
 #include "plan/tape.h"
@@ -13,13 +13,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "plan/ids.h"
-#include "plan/input.h"
 #include "plan/line.h"
 #include "store/index.h"
 
@@ -112,7 +112,9 @@ typedef struct reader {
     ldr_tape_t *tape;
     const ldr_tape_watch_t *watch;
     uint64_t hash_max; /* blocks above are not on the tape */
-    ldr_input_t *input;
+    int fd;
+    const char *path;
+    uint64_t at, size; /* bytes that were read, of so many; 0: not known */
     ldr_id_map_t ids;
     ldr_line_t line;
     uint64_t first_ms, last_ms;
@@ -219,8 +221,7 @@ static bool keep_request(reader_t *r)
         tape->block_tokens = line->block_tokens;
     }
     if (r->watch->progress != NULL && tape->requests % PROGRESS_EVERY == 0) {
-        r->watch->progress(r->watch->arg, ldr_input_at(r->input),
-                           ldr_input_size(r->input));
+        r->watch->progress(r->watch->arg, r->at, r->size);
     }
     return r->request_count < REQUESTS_AT_ONCE || write_requests(r);
 }
@@ -261,6 +262,58 @@ static bool take_line(reader_t *r, const char *text, size_t bytes)
     return keep_request(r);
 }
 
+/* "-" is standard input. */
+static larder_status_t open_trace(reader_t *r, const char *path)
+{
+    struct stat info;
+    bool is_file = strcmp(path, "-") != 0;
+
+    r->path = is_file ? path : "standard input";
+    r->fd = is_file ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO;
+    if (r->fd < 0) {
+        return ldr_fail(LARDER_E_IO, "%s: %s", r->path, strerror(errno));
+    }
+    if (fstat(r->fd, &info) == 0 && S_ISREG(info.st_mode)) {
+        r->size = (uint64_t)info.st_size;
+    }
+    return LARDER_OK;
+}
+
+/* The program that unpacks what begins so; NULL: it is not compressed. */
+static const char *unpacker_of(const void *begin, size_t bytes)
+{
+    if (bytes >= 4 && memcmp(begin, "\x28\xb5\x2f\xfd", 4) == 0) {
+        return "zstd";
+    }
+    return bytes >= 2 && memcmp(begin, "\x1f\x8b", 2) == 0 ? "gzip" : NULL;
+}
+
+/* Up to `bytes` bytes; 0: the end; -1: an error, with ldr_fail(). */
+static ssize_t read_trace(reader_t *r, void *to, size_t bytes)
+{
+    const char *unpacker;
+    ssize_t n;
+
+    do {
+        n = read(r->fd, to, bytes);
+    } while (n < 0 && errno == EINTR);
+    if (n < 0) {
+        ldr_fail(LARDER_E_IO, "%s: cannot be read: %s", r->path,
+                 strerror(errno));
+        return -1;
+    }
+    unpacker = r->at == 0 ? unpacker_of(to, (size_t)n) : NULL;
+    if (unpacker != NULL) {
+        ldr_fail(LARDER_E_UNSUPPORTED,
+                 "%s: it is compressed; decompress it first: `%s -dc FILE | "
+                 "larder plan -`",
+                 r->path, unpacker);
+        return -1;
+    }
+    r->at += (uint64_t)n;
+    return n;
+}
+
 /* Makes room behind what is in hand, and reads on. */
 static bool more_text(reader_t *r)
 {
@@ -289,7 +342,7 @@ static bool more_text(reader_t *r)
         r->text = text;
         r->capacity = capacity;
     }
-    ssize_t n = ldr_input_read(r->input, r->text + r->to, r->capacity - r->to);
+    ssize_t n = read_trace(r, r->text + r->to, r->capacity - r->to);
     if (n < 0) {
         return false;
     }
@@ -364,7 +417,7 @@ larder_status_t ldr_tape_read(const ldr_tape_params_t *params, ldr_tape_t *tape)
     r.hash_max = params->sample >= 1
                      ? UINT64_MAX
                      : (uint64_t)(params->sample * 18446744073709549568.0);
-    larder_status_t st = ldr_input_open(params->path, &r.input);
+    larder_status_t st = open_trace(&r, params->path);
     if (st != LARDER_OK) {
         return st;
     }
@@ -372,7 +425,9 @@ larder_status_t ldr_tape_read(const ldr_tape_params_t *params, ldr_tape_t *tape)
     tape->block_fd = tape->request_fd >= 0 ? ldr_tape_file(folder) : -1;
     bool ok = tape->block_fd >= 0 && read_all(&r);
     tape->took_s = (double)(ldr_now_ns(&ldr_clock_real) - began) * 1e-9;
-    ldr_input_close(r.input);
+    if (r.fd != STDIN_FILENO) {
+        close(r.fd);
+    }
     ldr_id_map_free(&r.ids);
     ldr_line_free(&r.line);
     ldr_free(r.text);

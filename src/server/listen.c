@@ -315,9 +315,10 @@ static void judge_congestion(const ldr_server_t *server, int fd)
         getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, has, &length) == 0 &&
         strcmp(has, want) != 0) {
         ldr_warn(&server->log,
-                 "congestion: '%s' cannot be used here, connections have '%s'; "
-                 "`larder doctor` says what to change",
-                 want, has);
+                 "congestion: '%s' cannot be used here, connections have '%s': "
+                 "`modprobe tcp_%s`, and for a daemon that is not root add it "
+                 "to `sysctl net.ipv4.tcp_allowed_congestion_control`",
+                 want, has, want);
     }
 }
 

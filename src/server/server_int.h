@@ -29,7 +29,7 @@ typedef struct ldr_server_loop ldr_server_loop_t;
 
 /* A tenant as sessions see it: who may be it, and what it may use. Never
  * freed while the server runs; one that is gone from the configuration lets
- * nobody in any more. Under server->tenant_lock, but for the atomics. The
+ * nobody in any more. Under server->tenant_lock, except the atomics. The
  * server's session_count is the sum of all sessions, its bounce_bytes of
  * theirs. */
 typedef struct ldr_server_tenant {

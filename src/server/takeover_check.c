@@ -1,128 +1,21 @@
 /*
  * Whether addresses can be listened on, and directories used, once the daemon
- * that runs has ended. What is in use now has to be its: the kernel says which
- * socket listens there (/proc/net/tcp), and whose that, or a directory's lock,
- * is (/proc/PID/fd).
+ * that runs has ended. What is in use now has to be its, as far as that can be
+ * seen (net/holder.h).
  */
-#define _GNU_SOURCE
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
+#include "net/holder.h"
 #include "server/session.h"
-
-#define LISTENS 0x0au /* TCP_LISTEN */
-#define SOCKETS_MAX 64u
-
-typedef struct sockets {
-    uint64_t inode[SOCKETS_MAX];
-    unsigned count;
-} sockets_t;
-
-/* Those that listen at the port, whatever their address. */
-static void find_sockets(const char *path, unsigned port, sockets_t *out)
-{
-    FILE *file = fopen(path, "re");
-    char line[512];
-
-    while (file != NULL && out->count < SOCKETS_MAX &&
-           fgets(line, sizeof(line), file) != NULL) {
-        unsigned local, state;
-        uint64_t inode;
-
-        if (sscanf(line,
-                   " %*u: %*[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x "
-                   "%*x:%*x %*x %*u %*u %" SCNu64,
-                   &local, &state, &inode) == 3 &&
-            local == port && state == LISTENS) {
-            out->inode[out->count++] = inode;
-        }
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-}
-
-/* Whether the process has one of them. True too where that cannot be seen. */
-static bool may_have(pid_t pid, const sockets_t *sockets)
-{
-    char path[64], link[64];
-    struct dirent *entry;
-    bool has = false;
-
-    snprintf(path, sizeof(path), "/proc/%ld/fd", (long)pid);
-    DIR *dir = opendir(path);
-    if (dir == NULL || sockets->count == 0) {
-        if (dir != NULL) {
-            closedir(dir);
-        }
-        return true;
-    }
-    while (!has && (entry = readdir(dir)) != NULL) {
-        uint64_t inode;
-        ssize_t n =
-            readlinkat(dirfd(dir), entry->d_name, link, sizeof(link) - 1);
-
-        link[n > 0 ? n : 0] = '\0';
-        if (sscanf(link, "socket:[%" SCNu64 "]", &inode) == 1) {
-            for (unsigned i = 0; i < sockets->count; i++) {
-                has = has || sockets->inode[i] == inode;
-            }
-        }
-    }
-    closedir(dir);
-    return has;
-}
-
-/* The same of a directory's lock. Only files of its name are looked at, and
- * nobody is asked for what the kernel knows: others may lie on disks that hang.
- */
-static bool may_have_locked(int64_t pid, const char *lock_path)
-{
-    const char *name = strrchr(lock_path, '/');
-    struct statx wanted, st;
-    struct dirent *entry;
-    char path[64], link[4096];
-    bool has = false;
-
-    snprintf(path, sizeof(path), "/proc/%lld/fd", (long long)pid);
-    DIR *dir = pid != 0 ? opendir(path) : NULL;
-    if (dir == NULL || name == NULL ||
-        statx(AT_FDCWD, lock_path, 0, STATX_INO, &wanted) != 0) {
-        if (dir != NULL) {
-            closedir(dir);
-        }
-        return true;
-    }
-    while (!has && (entry = readdir(dir)) != NULL) {
-        ssize_t n =
-            readlinkat(dirfd(dir), entry->d_name, link, sizeof(link) - 1);
-
-        link[n > 0 ? n : 0] = '\0';
-        const char *last = strrchr(link, '/');
-        has = last != NULL && strcmp(last, name) == 0 &&
-              statx(dirfd(dir), entry->d_name, AT_STATX_DONT_SYNC, STATX_INO,
-                    &st) == 0 &&
-              st.stx_ino == wanted.stx_ino &&
-              st.stx_dev_major == wanted.stx_dev_major &&
-              st.stx_dev_minor == wanted.stx_dev_minor;
-    }
-    closedir(dir);
-    return has;
-}
 
 static larder_status_t check_one(const char *option, const char *text,
                                  size_t length, pid_t old)
 {
     ldr_address_t address;
-    sockets_t sockets = {.count = 0};
 
     if (!ldr_address_parse(text, length, &address)) {
         return ldr_fail(LARDER_E_INVALID,
@@ -139,9 +32,7 @@ static larder_status_t check_one(const char *option, const char *text,
                         (int)length, text, strerror(-fd));
     }
     unsigned port = (unsigned)strtoul(address.port, NULL, 10);
-    find_sockets("/proc/net/tcp", port, &sockets);
-    find_sockets("/proc/net/tcp6", port, &sockets);
-    return old == 0 || may_have(old, &sockets)
+    return old == 0 || ldr_holder_may_be((int)old, port)
                ? LARDER_OK
                : ldr_fail(LARDER_E_LOCKED,
                           "%s: %.*s is in use by another program than the "
@@ -158,7 +49,7 @@ larder_status_t ldr_takeover_check(const ldr_config_t *config, int fd)
     if (ldr_peer_of(fd, &old) == 0 && old.pid_fd >= 0) {
         close(old.pid_fd);
     }
-    ldr_predecessor_t owner = {may_have_locked, old.pid};
+    ldr_predecessor_t owner = {ldr_holder_may_lock, old.pid};
     larder_status_t st = ldr_node_check(o, &owner);
     while (*at != '\0' && st == LARDER_OK) {
         size_t length = strcspn(at, ",");

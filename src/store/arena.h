@@ -14,7 +14,7 @@
  * The memory of an extent that belonged to a tenant is never seen by another:
  * on its way it is given back, whoever still has it mapped, and made again. A
  * tenant is a number below LDR_TENANTS_MAX; limits and shares are the store's
- * affair, but for the limit of pages in use.
+ * affair, except the limit of pages in use.
  *
  * Nobody waits for long for a tenant that does not let go:
  *
@@ -36,7 +36,7 @@
  *   }
  *
  * and so is making an extent again (ldr_arena_renew_*). Everything else needs
- * the node's lock, but for what concerns the pages of a shard that the caller
+ * the node's lock, except what concerns the pages of a shard that the caller
  * holds: their links, their place, and their extent's generation do not change
  * while it is held.
  */
@@ -102,7 +102,7 @@ typedef struct ldr_owner {
 
 typedef struct ldr_arena {
     ldr_arena_extent_t *extents;
-    uint32_t extent_count; /* that have memory, but for those overdue */
+    uint32_t extent_count; /* that have memory, except those overdue */
     uint32_t slot_count; /* of extents: those, and as many as can be overdue */
     uint32_t extent_shift; /* pages per extent, as a power of two */
     uint32_t page_count;   /* of extent_count extents */
@@ -237,7 +237,7 @@ bool ldr_arena_is_ready(const ldr_arena_t *a, uint32_t page);
 bool ldr_arena_adopt(ldr_arena_t *a, uint32_t extent, int fd, uint32_t tenant,
                      const uint8_t *ready);
 /* These pages as a list, in use by the tenant; for ldr_arena_hand(). LDR_NIL:
- * one of them is not to be had. */
+ * one of them is not available. */
 uint32_t ldr_arena_keep(ldr_arena_t *a, uint32_t tenant, const uint32_t *pages,
                         uint32_t count);
 void ldr_arena_settle(ldr_arena_t *a, uint32_t extent);

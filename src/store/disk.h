@@ -160,7 +160,7 @@ larder_status_t ldr_disk_super_mend(ldr_disk_t *d);
  */
 #define LDR_SUPER_STEPS 4u
 void ldr_disk_super_begin(ldr_disk_t *d);
-/* Fills the request in, but for done and arg. */
+/* Fills the request in, except done and arg. */
 void ldr_disk_super_step(ldr_disk_t *d, unsigned step, ldr_io_req_t *req);
 larder_status_t ldr_disk_super_failed(ldr_disk_t *d, unsigned step, int error);
 

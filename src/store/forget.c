@@ -1,7 +1,7 @@
 /*
  * Forgetting a tenant, on a directory that this process has opened and nobody
  * else uses. One thread. The superblock in memory is changed only after all
- * records were looked at, but for rows that were added for new spaces; it is
+ * records were looked at, except rows that were added for new spaces; it is
  * written once.
  */
 #include "store/forget.h"

@@ -13,7 +13,7 @@ enum {
     AT_BODY = 16
 };
 
-/* All zero but for magic and version. */
+/* All zero except magic and version. */
 void ldr_format_begin(uint8_t *block, size_t bytes, const char *magic);
 /* seed: what the checksum starts from. */
 void ldr_format_seal(uint8_t *block, size_t bytes, uint32_t seed);

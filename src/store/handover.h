@@ -61,7 +61,7 @@ void ldr_handover_write(const ldr_store_t *s, const ldr_handover_plan_t *plan,
 typedef struct ldr_handover_sum {
     uint32_t chunks;
     uint64_t bytes;      /* of their shards */
-    uint64_t left_bytes; /* in the list, but not to be had here */
+    uint64_t left_bytes; /* in the list, but not available here */
 } ldr_handover_sum_t;
 
 /* Why a list cannot be used, or NULL. The store's sizes count. */

@@ -138,7 +138,7 @@ const char *ldr_handover_check(const ldr_store_t *s, const uint8_t *list,
 typedef struct taking {
     ldr_store_t *store;
     ldr_ho_t ho;
-    uint32_t *tenants; /* by row: the store's; LDR_NIL: not to be had */
+    uint32_t *tenants; /* by row: the store's; LDR_NIL: not available */
     uint32_t *spaces;
     uint32_t *extents;
     uint32_t *pages; /* of one shard */
@@ -275,7 +275,7 @@ static bool pages_here(taking_t *t, const uint32_t *from, uint32_t count)
 }
 
 /* What the old daemon knew of a shard that is ready now, and the queues that it
- * waits in. A disk gets what it has not got, but for what is with other
+ * waits in. A disk gets what it has not got, except what is with other
  * members: one of them keeps it. */
 static void take_flags(ldr_store_t *s, uint32_t shard, uint32_t flags,
                        bool on_disk)

@@ -43,8 +43,7 @@
  * becomes resident as it is used. Whatever goes wrong in it costs hits: victim
  * gives a slot as long as there is one that is not held, and no other.
  *
- * Hold and release do not nest. Nothing allocates after create. Not
- * thread-safe.
+ * Hold and release do not nest. Only create allocates. Not thread-safe.
  */
 #pragma once
 

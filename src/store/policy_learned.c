@@ -301,9 +301,9 @@ static uint32_t free_below(const ldr_tree_t *t, uint32_t run, uint32_t except)
     return LDR_NIL;
 }
 
-/* The run that goes next, but for those of one request; LDR_NIL: none. If no
+/* The run that goes next, except those of one request; LDR_NIL: none. If no
  * queue has one, it is of the chain that has been blocked for longest, as deep
- * as can be. Otherwise, where somebody holds a chunk of each chain, a chain
+ * as can be. Otherwise, where a chunk of each chain is held, a chain
  * that is being saved would drive out itself. */
 static uint32_t next_run(ldr_tree_t *t, uint32_t except)
 {

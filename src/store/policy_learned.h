@@ -34,7 +34,7 @@
  * belongs to LDR_RUN_STRAY, which costs its place in the order. Two chains with
  * equal prints share runs: that costs order, too, and never bytes.
  *
- * All of it is called with the lock of whoever owns the policy.
+ * All of it is called with the lock of the policy's owner.
  */
 #pragma once
 
@@ -75,7 +75,7 @@ typedef struct ldr_run {
     uint16_t class;
     uint8_t length;
     uint8_t uses; /* these stay at 255 */
-    uint8_t fan;  /* runs below it so far, but for single last chunks */
+    uint8_t fan;  /* runs below it so far, except single last chunks */
     uint8_t turn;
     uint16_t prints[LDR_RUN_CHUNKS - 1]; /* of the others, 16 bits each */
 } ldr_run_t;

@@ -285,7 +285,7 @@ static bool is_repeated(ldr_learned_t *d, const ldr_policy_request_t *r)
     return same;
 }
 
-/* A save of a chain that somebody has told of lately, if perhaps not of its
+/* A save of a chain that was announced lately, if perhaps not to its
  * end: what goes on from no other's run is that session's. */
 static bool is_announced(ldr_learned_t *d, const ldr_policy_request_t *r)
 {

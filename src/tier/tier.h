@@ -100,7 +100,7 @@ typedef struct ldr_tier_ops {
     bool keeps;    /* a save of what it has is answered PRESENT */
     bool others;   /* it has what other nodes have: not for them to ask */
 
-    /* ---- life; without the lock, but for step ---- */
+    /* ---- life; without the lock, except step ---- */
 
     /* As the options say, and adds it to the node's: ldr_host_add_tier(). If it
      * fails, what was added is ended. */

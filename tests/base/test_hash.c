@@ -115,6 +115,14 @@ static void test_hmac_random(void **s)
                     "ff1697c493715653c6c712144292c5ad");
 }
 
+/* Keys without runs. */
+static bool chain(const uint8_t root[32], const uint32_t *tokens,
+                  uint32_t chunk_tokens, const larder_extra_t *extra,
+                  larder_key_t *keys, size_t count)
+{
+    return ldr_chain_runs(root, tokens, chunk_tokens, extra, 1, 0, keys, count);
+}
+
 /* The definition, from a flat buffer and through EVP. */
 static void chain_reference(const uint8_t root[32], const uint32_t *tokens,
                             uint32_t chunk_tokens, const larder_extra_t *extra,
@@ -159,21 +167,21 @@ static void test_chain_definition(void **s)
             extra[i].bytes = i % 3 * ldr_rand_below(&rnd, 50);
             extra[i].data = extra[i].bytes > 0 ? bytes : NULL;
         }
-        assert_true(ldr_chain(root, tokens, sizes[n], extra, keys, CHUNKS));
+        assert_true(chain(root, tokens, sizes[n], extra, keys, CHUNKS));
         chain_reference(root, tokens, sizes[n], extra, want, CHUNKS);
         assert_memory_equal(keys, want, sizeof(keys));
 
-        assert_true(ldr_chain(root, tokens, sizes[n], NULL, keys, CHUNKS));
+        assert_true(chain(root, tokens, sizes[n], NULL, keys, CHUNKS));
         chain_reference(root, tokens, sizes[n], NULL, want, CHUNKS);
         assert_memory_equal(keys, want, sizeof(keys));
 
         /* A chain that goes on after a key is the rest of the whole one. */
-        assert_true(ldr_chain(keys[3].hash, tokens + 4 * sizes[n], sizes[n],
-                              NULL, want, CHUNKS - 4));
+        assert_true(chain(keys[3].hash, tokens + 4 * sizes[n], sizes[n], NULL,
+                          want, CHUNKS - 4));
         assert_memory_equal(keys + 4, want, (CHUNKS - 4) * sizeof(keys[0]));
         free(tokens);
     }
-    assert_true(ldr_chain(root, NULL, 64, NULL, keys, 0));
+    assert_true(chain(root, NULL, 64, NULL, keys, 0));
 }
 
 /* The keys of a run begin alike, no run is longer than it may be, and a chain
@@ -211,7 +219,7 @@ static void test_chain_runs(void **s)
         assert_memory_equal(keys + at, next, sizeof(next));
     }
     assert_true(ldr_chain_runs(root, tokens, 1, NULL, 1, 0, next, 40));
-    assert_true(ldr_chain(root, tokens, 1, NULL, keys, 40));
+    assert_true(chain(root, tokens, 1, NULL, keys, 40));
     assert_memory_equal(keys, next, sizeof(next));
     free(tokens);
     free(keys);
@@ -271,11 +279,11 @@ static void test_chain_prefix(void **s)
     (void)s;
     fill(tokens, sizeof(tokens));
     fill(root, sizeof(root));
-    assert_true(ldr_chain(root, tokens, 16, NULL, keys, CHUNKS));
+    assert_true(chain(root, tokens, 16, NULL, keys, CHUNKS));
     for (size_t at = 0; at < CHUNKS * 16; at++) {
         uint32_t bit = (uint32_t)1 << at % 32;
         tokens[at] ^= bit;
-        assert_true(ldr_chain(root, tokens, 16, NULL, other, CHUNKS));
+        assert_true(chain(root, tokens, 16, NULL, other, CHUNKS));
         tokens[at] ^= bit;
         for (size_t i = 0; i < CHUNKS; i++) {
             bool same = memcmp(&keys[i], &other[i], sizeof(keys[i])) == 0;
@@ -283,7 +291,7 @@ static void test_chain_prefix(void **s)
         }
     }
     root[31] ^= 1;
-    assert_true(ldr_chain(root, tokens, 16, NULL, other, CHUNKS));
+    assert_true(chain(root, tokens, 16, NULL, other, CHUNKS));
     for (size_t i = 0; i < CHUNKS; i++) {
         assert_memory_not_equal(&keys[i], &other[i], sizeof(keys[i]));
     }
@@ -305,7 +313,7 @@ static void test_chain_separation(void **s)
      * tokens 8, 0 are what a length of 8 looks like. */
     for (uint32_t n = 1; n <= 6; n++) {
         larder_extra_t extra = {flat + 4 * n, 24 - 4 * n};
-        assert_true(ldr_chain(root, tokens, n, &extra, &keys[count++], 1));
+        assert_true(chain(root, tokens, n, &extra, &keys[count++], 1));
     }
     for (size_t i = 0; i < count; i++) {
         for (size_t j = 0; j < i; j++) {
@@ -313,8 +321,8 @@ static void test_chain_separation(void **s)
         }
     }
     larder_extra_t tail = {flat + 16, 8};
-    assert_true(ldr_chain(root, tokens, 2, &tail, &keys[0], 1));
-    assert_true(ldr_chain(root, tokens, 6, NULL, &keys[1], 1));
+    assert_true(chain(root, tokens, 2, &tail, &keys[0], 1));
+    assert_true(chain(root, tokens, 6, NULL, &keys[1], 1));
     assert_memory_not_equal(&keys[0], &keys[1], sizeof(keys[0]));
 }
 

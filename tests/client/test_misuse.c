@@ -473,8 +473,6 @@ static bool forked_answers(fix_t *f)
         larder_flush(f->lar, LARDER_TIER_DRAM, 0) == forked &&
         larder_stats(f->lar, &stats) == forked &&
         larder_metrics(f->lar, NULL, 0, &n) == forked &&
-        larder_memory_register(f->lar, &key, 1, LARDER_MEMORY_HOST) == forked &&
-        larder_memory_deregister(f->lar, &key) == forked &&
         larder_event_fd(f->lar) == -1 && strlen(larder_last_error()) > 0;
 
     larder_release(&fork_lease);
@@ -504,44 +502,6 @@ static void test_fork(void **state)
 }
 
 /* ---- the small calls ---- */
-
-static void test_memory(void **state)
-{
-    fix_t *f = fix(state);
-    uint8_t m[1000];
-    const larder_memory_kind_t host = LARDER_MEMORY_HOST;
-
-    fix_open_dram(f, "dram=8M");
-    larder_t *lar = f->lar;
-    assert_status(larder_memory_register(lar, m + 100, 100, host), LARDER_OK);
-    assert_status(larder_memory_register(lar, m + 100, 100, host),
-                  LARDER_E_OVERLAP);
-    assert_status(larder_memory_register(lar, m + 199, 1, host),
-                  LARDER_E_OVERLAP);
-    assert_status(larder_memory_register(lar, m + 50, 51, host),
-                  LARDER_E_OVERLAP);
-    assert_status(larder_memory_register(lar, m, 1000, host), LARDER_E_OVERLAP);
-    assert_status(larder_memory_register(lar, m + 200, 100, host), LARDER_OK);
-    assert_status(larder_memory_register(lar, m, 100, host), LARDER_OK);
-    assert_status(larder_memory_register(lar, NULL, 100, host), BAD);
-    assert_status(larder_memory_register(lar, m + 500, 0, host), BAD);
-    assert_status(larder_memory_register(lar, m + 500, SIZE_MAX, host), BAD);
-    assert_status(larder_memory_register(lar, m + 500, 9, LARDER_MEMORY_CUDA),
-                  LARDER_E_UNSUPPORTED);
-    assert_status(larder_memory_deregister(lar, m + 150), BAD);
-    assert_status(larder_memory_deregister(lar, NULL), BAD);
-    assert_status(larder_memory_deregister(lar, m + 100), LARDER_OK);
-    assert_status(larder_memory_deregister(lar, m + 100), BAD);
-    assert_status(larder_memory_register(lar, m + 150, 50, host), LARDER_OK);
-    /* Up to a limit, which says so. */
-    uint8_t *many = malloc(4096);
-    larder_status_t st = LARDER_OK;
-    for (size_t i = 0; i < 4096 && st == LARDER_OK; i++) {
-        st = larder_memory_register(lar, many + i, 1, host);
-    }
-    assert_status(st, LARDER_E_LIMIT);
-    free(many);
-}
 
 static void test_stats_growth(void **state)
 {
@@ -603,7 +563,6 @@ int main(void)
         BOTH(test_close),
         EMBED_BOTH(test_poisoned),
         BOTH(test_fork),
-        ONE(test_memory, "plain"),
         ONE(test_stats_growth, "plain"),
     };
 

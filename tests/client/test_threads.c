@@ -308,9 +308,6 @@ static void look(actor_t *a)
     expect(r, larder_metrics(r->lar, (char *)a->value, BYTES_MAX, &length) ==
                   LARDER_OK);
     expect(r, length > 0 && length < BYTES_MAX);
-    expect(r, larder_memory_register(r->lar, a->value, BYTES_MAX,
-                                     LARDER_MEMORY_HOST) == LARDER_OK);
-    expect(r, larder_memory_deregister(r->lar, a->value) == LARDER_OK);
 }
 
 static void open_space(actor_t *a)

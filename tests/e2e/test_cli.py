@@ -2,6 +2,7 @@
 which exit code it ends."""
 import fcntl
 import hashlib
+import json
 import os
 import pathlib
 import pty
@@ -511,6 +512,14 @@ def test_wipe(larder, place, folder, filled):
                                           "my-segment-000000"]
     larder("put", place, "k", "-", stdin=b"new")
     larder("get", place, "key-0", "-", code=NO)
+
+
+def test_json_of_odd_names(larder, tmp_path):
+    """A directory may have any name; what is printed is JSON all the same."""
+    folder = os.fsdecode(os.fsencode(tmp_path) + b'/a"\\\x7f\xff')
+    larder("put", folder, "key", "-", stdin=b"value")
+    done = larder("wipe", folder, "--yes", "--json")
+    assert json.loads(done.stdout)["dir"] == f'{tmp_path}/a"\\\x7f\ufffd'
 
 
 def test_wipe_asks(larder, place, folder, filled):

@@ -3,15 +3,14 @@ nothing behind. Nothing here asks for a healthy host, only for true answers."""
 import json
 import os
 import pathlib
-import socket
 import subprocess
 
 import pytest
 
 BAD, USAGE, FAILED = 1, 2, 3
 CHECKS = ["kernel", "cpu", "memory", "hugepages", "memlock", "numa",
-          "io_uring", "congestion", "ktls", "key", "clock", "ntp", "gpu",
-          "shared", "port", "disk"]
+          "io_uring", "ktls", "key", "clock", "ntp", "gpu",
+          "shared", "disk"]
 
 
 @pytest.fixture(autouse=True)
@@ -154,38 +153,6 @@ def test_io_uring(larder, doctor, monkeypatch):
     assert "served by threads" in line["found"]
     monkeypatch.setenv("LARDER_IO", "uring")
     assert doctor.one("io_uring")["verdict"] == "bad"
-
-
-def test_congestion(doctor, monkeypatch):
-    monkeypatch.setenv("LARDER_CONGESTION", "nosuch")
-    line = doctor.one("congestion")
-    assert line["verdict"] == "warn" and "modprobe tcp_nosuch" in line["do"] \
-        or line["verdict"] == "skip"
-
-
-# ---- addresses -------------------------------------------------------------
-
-def test_ports(larder, doctor, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        monkeypatch.setenv("LARDER_ADMIN", f"127.0.0.1:{port}")
-        line = doctor.one("port")
-        assert line["verdict"] == "bad" and "--admin" in line["do"]
-        assert line["subject"] == f"127.0.0.1:{port}"
-        assert f"process {os.getpid()}" in line["found"]
-    line = doctor.one("port")
-    assert line["verdict"] == "ok" and "free" in line["found"]
-    monkeypatch.setenv("LARDER_ADMIN", "192.0.2.1:80")  # nobody's
-    assert "admin_open = on" in larder("doctor", code=FAILED).err
-    monkeypatch.setenv("LARDER_ADMIN_OPEN", "on")
-    assert doctor.one("port")["verdict"] == "bad"
-
-
-def test_listen_addresses(doctor, monkeypatch):
-    monkeypatch.setenv("LARDER_LISTEN", "127.0.0.1:0,localhost:0")
-    ports = [x for x in doctor() if x["check"] == "port"]
-    assert [x["verdict"] for x in ports] == ["skip", "ok", "ok"]
-    assert [x["subject"] for x in ports[1:]] == ["127.0.0.1:0", "localhost:0"]
 
 
 # ---- disks -----------------------------------------------------------------

@@ -10,7 +10,6 @@ import pathlib
 import pty
 import random
 import re
-import struct
 import subprocess
 
 import pytest
@@ -26,9 +25,7 @@ TRACE = "conversation_trace.jsonl"
 # (docs/guide/plan.md).
 SHARES = (0.01, 0.05, 0.10, 0.25, 0.50)
 KNOWN = {
-    "fifo": (.051, .175, .248, .326, .356),
     "lru": (.053, .196, .279, .354, .363),
-    "s3fifo": (.075, .187, .245, .345, .362),
     "optimal": (.246, .366, .366, .366, .366),
 }
 
@@ -120,20 +117,13 @@ def test_default_figures(larder):
 
 
 def test_known_curve(larder):
-    """The curve that one pass gives, at capacities simulated one by one. These
-    are exact but for runs that come back to the middle of the queue, which are
-    put near their place (policy_tree.c)."""
-    trace = known_trace()
-    rows = larder.json("plan", trace, "--policy", "lru", "--capacity", "5%",
-                       "--curve", "30")
+    """It rises, up to the hits of an endless cache."""
+    rows = larder.json("plan", known_trace(), "--policy", "lru", "--capacity",
+                       "5%", "--curve", "30")
     points = [row for row in rows if "curve" in row]
-    assert len(points) == 30 and points[-1]["hit_rate"] == 0.3664
-    sizes = ",".join(f"{p['blocks']}K" for p in points)
-    rows = larder.json("plan", trace, "--policy", "lru", "--block-tokens", 1,
-                       "--bytes-per-token", 1024, "--capacity", sizes)
-    assert [r["blocks"] for r in rows] == [p["blocks"] for p in points]
-    for row, point in zip(rows, points):
-        assert abs(row["hit_rate"] - point["hit_rate"]) < .0003, row
+    rates = [point["hit_rate"] for point in points]
+    assert len(points) == 30 and rates == sorted(rates)
+    assert points[-1]["blocks"] == 182790 and rates[-1] == 0.3664
 
 
 def test_lru_against_python(larder, trace, chats):
@@ -155,9 +145,9 @@ def test_lru_against_python(larder, trace, chats):
 
 def test_one_line_each(larder, trace):
     rows = larder.json("plan", trace, "--capacity", "1%,5%,10%",
-                       "--policy", "lru,s3fifo,default,optimal")
+                       "--policy", "lru,default,optimal")
     assert [(r["policy"], r["capacity"]) for r in rows] == [
-        (p, c) for p in ("lru", "s3fifo", "default", "optimal")
+        (p, c) for p in ("lru", "default", "optimal")
         for c in (0.01, 0.05, 0.1)]
     for row in rows:
         assert 0 <= row["hit_rate"] <= row["token_hit_rate"] + 1e-9 <= 1
@@ -231,7 +221,7 @@ def second_use(requests, ever):
 
 
 def test_ssd_second_use(larder, trace, chats):
-    args = ("plan", trace, "--policy", "fifo", "--capacity", "1", "--ssd",
+    args = ("plan", trace, "--policy", "lru", "--capacity", "1", "--ssd",
             "10000%", "--ssd-admit", "second")
     row, = larder.json(*args)
     hits, written, refused = second_use(chats, False)
@@ -301,21 +291,21 @@ def test_measured(larder, trace, tmp_path):
                            f"embed:{folder}?ssd=256M", "--json"],
                           stdout=subprocess.PIPE, text=True, timeout=300,
                           check=False).stdout  # it may warn of other things
-    disk, = [line for line in said.splitlines() if '"check":"disk"' in line]
-    found = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s", disk)
-    assert found, disk
+    lines = [json.loads(line) for line in said.splitlines()]
+    by = {line["check"]: line for line in lines}
+    disk, memory = by["disk"], by["memory"]
     file = tmp_path / "doctor.json"
-    file.write_text(said)
+    # Only the fields count, not what people read.
+    file.write_text(said.replace("writes ", "takes ").replace("copies ", ""))
     alone = ("plan", trace, "--policy", "lru", "--capacity", "5%")
     args = (*alone, "--ssd", "100%", "--dram-speed", "50G")
-    wanted, = larder.json(*args, "--ssd-speed", found[2] + "G",
-                          "--ssd-write-speed", found[1] + "G")
+    wanted, = larder.json(*args, "--ssd-speed", disk["read_bytes_s"],
+                          "--ssd-write-speed", disk["write_bytes_s"])
     got, = larder.json(*args, "--measured", file)
     assert got["first_token_ms"] == wanted["first_token_ms"]
     assert got["ssd_dropped"] == wanted["ssd_dropped"]
-    copies = re.search(r'"check":"memory".*, copies ([\d.]+) GB/s', said)
-    if copies:  # else there was no memory for what the doctor assumed
-        wanted, = larder.json(*alone, "--dram-speed", copies[1] + "G")
+    if "copy_bytes_s" in memory:  # else there was too little of it
+        wanted, = larder.json(*alone, "--dram-speed", memory["copy_bytes_s"])
         got, = larder.json(*alone, "--measured", file)
         assert got["first_token_ms"] == wanted["first_token_ms"]
         # A speed that is too low to be of use would make no difference.
@@ -325,7 +315,7 @@ def test_measured(larder, trace, tmp_path):
     # Two disks give twice as much.
     file.write_text(said + said)
     twice, = larder.json(*args, "--measured", file)
-    wanted, = larder.json(*args, "--ssd-speed", str(2 * float(found[2])) + "G")
+    wanted, = larder.json(*args, "--ssd-speed", 2 * disk["read_bytes_s"])
     assert twice["first_token_ms"] == wanted["first_token_ms"]
     # A disk that was just busy may have been as slow as that.
     over, = larder.json(*args, "--measured", file, "--ssd-speed", "1K")
@@ -355,10 +345,10 @@ def test_measured_here(larder, trace, tmp_path, state):
     file, = (state / "larder").iterdir()
     measured = ask()
     assert "as `larder doctor` has measured them here" in measured[2]
-    speeds = re.search(r"writes ([\d.]+) GB/s, reads ([\d.]+) GB/s",
-                       file.read_text())
-    wanted = ask("--ssd-speed", speeds[2] + "G", "--ssd-write-speed",
-                 speeds[1] + "G")
+    disk, = [line for line in map(json.loads, file.read_text().splitlines())
+             if line["check"] == "disk"]
+    wanted = ask("--ssd-speed", str(disk["read_bytes_s"]), "--ssd-write-speed",
+                 str(disk["write_bytes_s"]))
     assert measured[:2] == wanted[:2] and "doctor" not in wanted[2]
     assert ask("--measured", "none") == plain
     assert "doctor" not in larder(*args).err  # without a disk
@@ -454,53 +444,22 @@ def test_nodes(larder, trace):
                        "--node-run", 100)
     assert runs[0]["hits"] == one[1]["hits"]
     assert runs[0]["busiest_node"] > many[1]["busiest_node"]
-    assert "has no nodes" in larder("plan", trace, "--nodes", 7, "--policy",
-                                    "s3fifo", code=USAGE).err
     assert "too few" in larder("plan", trace, "--nodes", 10000, "--capacity",
                                "10%", code=FAILED).err
 
 
 # ---- traces ----------------------------------------------------------------
 
-def zstd_frame(data, piece=100000):
-    """A frame of blocks that are stored as they are."""
-    pieces = [data[i:i + piece] for i in range(0, len(data), piece)]
-    frame = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", len(data))
-    for i, part in enumerate(pieces):
-        head = len(part) << 3 | (i == len(pieces) - 1)
-        frame += struct.pack("<I", head)[:3] + part
-    return frame
-
-
-def unpacks(larder, path):
-    """Whether this program was built with what the file needs."""
-    done = subprocess.run([larder.binary, "plan", str(path)], timeout=300,
-                          capture_output=True, check=False)
-    missing = re.search(rb"install (\S+) and build", done.stderr)
-    if missing:
-        assert done.returncode == FAILED
-        pytest.skip(f"larder was built without {missing[1].decode()}, and "
-                    "said so")
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zstd_frame])
-def test_compressed(larder, trace, tmp_path, pack):
-    data = trace.read_bytes()
-    want = larder("plan", trace).out.splitlines()[1:]
+@pytest.mark.parametrize("begin, unpacker", [
+    (gzip.compress(b"{}"), "gzip"), (b"\x28\xb5\x2f\xfd" * 9, "zstd")])
+def test_compressed(larder, tmp_path, begin, unpacker):
+    """It is refused, with what unpacks it."""
     path = tmp_path / "packed"  # the name says nothing
-    path.write_bytes(pack(data))
-    unpacks(larder, path)
-    assert larder("plan", path).out.splitlines()[1:] == want
-    # Files put one behind the other, as `cat` does.
-    path.write_bytes(pack(data[:1000]) + pack(data[1000:]))
-    assert larder("plan", path).out.splitlines()[1:] == want
-    assert larder("plan", "-", stdin=pack(data)).out.splitlines()[1:] == want
-    # Cut off, or damaged: an error, and no figures.
-    path.write_bytes(pack(data)[:-100])
-    done = larder("plan", path, code=FAILED)
-    assert "ends too early" in done.err and not done.out
-    path.write_bytes(pack(data)[:20] + b"\xff" * 50 + pack(data)[70:])
-    assert not larder("plan", path, code=FAILED).out
+    path.write_bytes(begin)
+    for args, more in ((path, {}), ("-", {"stdin": begin})):
+        done = larder("plan", args, code=FAILED, **more)
+        assert f"`{unpacker} -dc FILE | larder plan -`" in done.err
+        assert not done.out and len(done.err.splitlines()) == 1
 
 
 def test_bad_lines(larder, tmp_path):
@@ -549,6 +508,8 @@ def test_tolerant(larder, tmp_path):
     ((), "one TRACE is needed"),
     (("a", "b"), "one TRACE is needed"),
     (("t", "--policy", "lru,best"), "'best' cannot be used"),
+    (("t", "--policy", "s3fifo"), "'s3fifo' cannot be used: lru, default ("),
+    (("t", "--policy", "learned"), "default (what a node runs) or optimal"),
     (("t", "--policy", ""), "--policy"),
     (("t", "--capacity", "5%,much"), "'much' cannot be used"),
     (("t", "--capacity", "0%"), "--capacity"),
@@ -657,7 +618,7 @@ def test_html(larder, trace, tmp_path):
     page = Page()
     page.feed(text)
     assert not page.open and not page.fetched
-    assert page.seen["svg"] == 2 and page.seen["polyline"] == 4 + 5
+    assert page.seen["svg"] == 2 and page.seen["polyline"] == 3 + 4
     assert "&lt;b>&amp;chats.jsonl" in text and "<b>&" not in text
     assert "prefers-color-scheme:dark" in text
     assert not re.search(r"https?://|url\(|@import|<script|nan|inf\b", text)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 
 import pytest
 
@@ -92,46 +91,3 @@ def test_as_a_tenant(serve, larder):
     """Who is not the daemon's user hears nothing of it."""
     daemon = serve(admin="127.0.0.1:0")
     assert "dashboard" not in larder("stat", daemon.url("tcp")).out
-
-
-# ---- doctor ----
-
-@pytest.fixture
-def look(larder, monkeypatch):
-    """What doctor says of the admin port of a daemon at this socket."""
-    def look(path, address=None):
-        for name in [n for n in os.environ if n.startswith("LARDER_")]:
-            if name != "LARDER_BIN":
-                monkeypatch.delenv(name)
-        monkeypatch.setenv("LARDER_SOCKET", str(path))
-        monkeypatch.setenv("LARDER_DRAM", "4M")
-        if address is not None:
-            monkeypatch.setenv("LARDER_ADMIN", address)
-        done = subprocess.run([larder.binary, "doctor", "--json"],
-                              cwd=larder.cwd, capture_output=True, timeout=300,
-                              check=False)
-        line, = [x for x in map(json.loads, done.stdout.splitlines())
-                 if x["check"] == "port"]
-        return line["verdict"], line["found"]
-
-    return look
-
-
-def test_doctor(serve, look, tmp_path):
-    free = tmp_path / "nobody"
-    with taken() as address:
-        verdict, found = look(free, address)
-        assert verdict == "bad" and f"process {os.getpid()}" in found
-        assert "taken" in found and "would not start" in found
-    daemon = serve(admin="127.0.0.1:0")
-    address = daemon.admin.removeprefix("http://").rstrip("/")
-    verdict, found = look(daemon.socket, address)
-    assert verdict == "ok" and "own daemon" in found
-    # The same port, for another daemon: that one would not get it.
-    verdict, found = look(free, address)
-    assert verdict == "bad" and "taken: another larder" in found
-    assert f"process {daemon.pid}" in found
-    with taken(9464):
-        verdict, found = look(free)
-        assert verdict == "warn" and DEFAULT in found
-        assert "serve without its dashboard" in found

@@ -86,7 +86,7 @@ def test_congestion_that_cannot_be_had(serve):
     daemon = serve(congestion="nonsense")
     lines = [line for line in daemon.log().splitlines() if "nonsense" in line]
     assert len(lines) == 1 and "congestion" in lines[0], daemon.log()
-    assert "larder doctor" in lines[0]
+    assert "modprobe tcp_nonsense" in lines[0]
     daemon.alive()
 
 

@@ -3,7 +3,6 @@ killed, stopped and mounted again under whole nodes that engines use all the
 while; and what doctor says of such a mount."""
 import contextlib
 import ctypes
-import json
 import os
 import pathlib
 import random
@@ -72,9 +71,9 @@ class Fuse:
         with open("/proc/self/mounts", encoding="utf-8") as file:
             return any(line.split()[1] == str(self.path) for line in file)
 
-    def mount(self, *options, refused=pytest.fail):
+    def mount(self, refused=pytest.fail):
         self.process = subprocess.Popen(
-            ["bindfs", "-f", "--no-allow-other", *options, self.source,
+            ["bindfs", "-f", "--no-allow-other", self.source,
              self.path],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, preexec_fn=die_with_parent)
@@ -334,31 +333,3 @@ def test_killed_and_stopped(larder, fuse, node):
     for daemon in daemons:
         daemon.stop()
     assert fuse.beneath() == []
-
-
-# ---- doctor ----------------------------------------------------------------
-
-def locks(larder, fuse):
-    """What doctor says of them: verdict and text. Nothing is bad."""
-    done = subprocess.run(
-        [larder.binary, "doctor", "--json", "--shared", f"dir:{fuse.path}"],
-        cwd=larder.cwd, capture_output=True, timeout=300, check=False,
-        env={**os.environ, "LARDER_ADMIN": "none"})
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    lines = [line for line in lines if line["check"] == "shared"]
-    assert all(line["verdict"] != "bad" for line in lines), lines
-    line, = [line for line in lines if ": locks " in line["found"]]
-    return line["verdict"], line["found"]
-
-
-def test_doctor_locks(larder, fuse):
-    """A mount whose process takes all locks itself: fcntl() then excludes
-    nobody, and doctor has noticed. The kernel's own locks do."""
-    verdict, text = locks(larder, fuse)
-    assert verdict == "ok" and "fcntl() works" in text
-    fuse.kill()
-    fuse.unmount()
-    fuse.mount("--multithreaded", "--enable-lock-forwarding")
-    verdict, text = locks(larder, fuse)
-    assert verdict == "skip" and "flock() works" in text
-    assert "fcntl() does not exclude" in text

@@ -7,8 +7,6 @@ import subprocess
 
 import pytest
 
-from daemon import until
-
 NO, USAGE, FAILED = 1, 2, 3
 
 
@@ -77,8 +75,7 @@ def test_doctor_well(larder, place):
     larder("tier", "create", url)
     lines = shared(larder, url)
     assert "GB/s" in lines[-1]["found"]
-    assert all(line["verdict"] in ("ok", "warn") for line in lines
-               if ": locks " not in line["found"])
+    assert all(line["verdict"] in ("ok", "warn") for line in lines)
     assert os.listdir(place) == ["larder.tier"]
 
 
@@ -125,167 +122,10 @@ def test_doctor_warns(larder, place, fault, text):
     larder("tier", "create", url)
     lines = shared(larder, url, env={"LARDER_FAULTS": fault})
     warned = [line for line in lines[:-1] if line["verdict"] == "warn"]
-    assert len(lines) == 2 + len(warned) == 2 + (text is not None)
+    assert len(lines) == 1 + len(warned) == 1 + (text is not None)
     assert text is None or text in warned[0]["found"]
     assert "GB/s" in lines[-1]["found"]
     assert os.listdir(place) == ["larder.tier"]
-
-
-# Locks of another file system, below probe/: what LOCKS says of each kind.
-SHIM = r"""
-#define _GNU_SOURCE
-#include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/file.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-/* kind: 'f' flock, 'p' fcntl, 'o' fcntl by open file. -2: the real one. */
-static int pretend(int fd, char kind)
-{
-    const char *at = strchr(getenv("LOCKS"), kind);
-    char link[64], path[4096] = "";
-
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    if (readlink(link, path, sizeof(path) - 1) < 0 ||
-        strstr(path, "/probe/") == NULL) {
-        return -2;
-    }
-    switch (at != NULL ? at[1] : 0) {
-    case 'L':
-        errno = ENOLCK;
-        return -1;
-    case 'S':
-        errno = ENOSYS;
-        return -1;
-    case 'U':
-        errno = EOPNOTSUPP;
-        return -1;
-    case 'E':
-        errno = EIO;
-        return -1;
-    case '0':
-        return 0;
-    case 'H':
-        dprintf(open(getenv("HUNG"), O_WRONLY | O_APPEND), "%d\n", getpid());
-        for (;;) {
-            pause();
-        }
-    default:
-        return -2;
-    }
-}
-
-int flock(int fd, int how)
-{
-    int got = pretend(fd, 'f');
-
-    return got == -2 ? (int)syscall(SYS_flock, fd, how) : got;
-}
-
-int fcntl(int fd, int command, ...)
-{
-    va_list args;
-    int got = -2;
-
-    va_start(args, command);
-    void *arg = va_arg(args, void *);
-    va_end(args);
-    if (command == F_SETLK || command == F_OFD_SETLK) {
-        got = pretend(fd, command == F_SETLK ? 'p' : 'o');
-    }
-    return got == -2 ? (int)syscall(SYS_fcntl, fd, command, arg) : got;
-}
-
-int fcntl64(int, int, ...) __attribute__((alias("fcntl")));
-"""
-
-
-@pytest.fixture(scope="module")
-def shim(tmp_path_factory):
-    if shutil.which("cc") is None:
-        pytest.skip("no compiler")
-    folder = tmp_path_factory.mktemp("shim")
-    (folder / "locks.c").write_text(SHIM)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", "locks.so", "locks.c"],
-                   cwd=folder, check=True)
-    return folder / "locks.so"
-
-
-def locks(lines):
-    """What it says of locks, and that it says it once and only says it."""
-    line, = [line for line in lines if ": locks " in line["found"]]
-    assert line["do"] == ""
-    assert line["found"].endswith(
-        "; not needed: Larder relies on exclusive creation (renameat2() or "
-        "link()), which holds here")
-    return line["verdict"], line["found"]
-
-
-def alive(pid):
-    """A process that has not ended; one that nobody waited for has."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def test_doctor_locks(larder, place):
-    """Two processes of this host, on a real file system."""
-    url = f"dir:{place}"
-    larder("tier", "create", url)
-    verdict, found = locks(shared(larder, url))
-    kinds = ("flock()", "fcntl()", "fcntl() of open files (OFD)")
-    assert (verdict == "ok") == all(f"{k} works" in found for k in kinds)
-    assert all(k in found for k in kinds)
-
-
-@pytest.mark.parametrize("how, texts", [
-    ("fLpSoU", ["flock() not supported (No locks available)",
-                "fcntl() not supported (Function not implemented)",
-                "(OFD) not supported (Operation not supported)"]),
-    ("f0p0o0", ["flock() does not exclude", "fcntl() does not exclude",
-                "(OFD) does not exclude"]),
-    ("pL", ["fcntl() not supported (No locks available), fcntl() of open"]),
-    ("oE", ["(OFD) failed (Input/output error)"]),
-])
-def test_doctor_locks_trouble(larder, place, shim, how, texts):
-    """It is told, and nothing else comes of it."""
-    url = f"dir:{place}"
-    larder("tier", "create", url)
-    lines = shared(larder, url, env={
-        "LD_PRELOAD": str(shim), "LOCKS": how,
-        "ASAN_OPTIONS": "verify_asan_link_order=0"})
-    verdict, found = locks(lines)
-    assert verdict == "skip" and all(text in found for text in texts), found
-    assert "GB/s" in lines[-1]["found"]
-    assert not any(line["verdict"] == "bad" for line in lines)
-    assert os.listdir(place) == ["larder.tier"]
-
-
-@pytest.mark.parametrize("how, count", [("fH", 1), ("fHpHoH", 3)])
-def test_doctor_locks_hang(larder, place, shim, tmp_path, how, count):
-    """A lock manager that does not answer: the rest is looked at all the same,
-    and no process is left."""
-    url = f"dir:{place}"
-    hung = tmp_path / "hung"
-    hung.touch()
-    larder("tier", "create", url)
-    lines = shared(larder, url, env={
-        "LD_PRELOAD": str(shim), "LOCKS": how, "HUNG": str(hung),
-        "ASAN_OPTIONS": "verify_asan_link_order=0"})
-    verdict, found = locks(lines)
-    assert verdict == "skip" and found.count("did not answer within") == count
-    assert "GB/s" in lines[-1]["found"]
-    assert os.listdir(place) == ["larder.tier"]
-    pids = [int(line) for line in hung.read_text().splitlines()]
-    assert len(pids) == count
-    until(lambda: not any(map(alive, pids)), text="one is left")
 
 
 # ---- bench -----------------------------------------------------------------

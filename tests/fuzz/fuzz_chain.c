@@ -53,7 +53,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         extra[i].data = bytes_of[i];
         take(&data, &bytes, bytes_of[i], extra[i].bytes);
     }
-    require(ldr_chain(root, tokens, per_chunk, extra, keys, count));
+    require(ldr_chain_runs(root, tokens, per_chunk, extra, 1, 0, keys, count));
     for (size_t i = 0; i < count; i++) {
         uint8_t flat[32 + 4 * TOKENS_MAX + 8 + EXTRA_MAX], *p = flat + 32;
         memcpy(flat, i == 0 ? root : keys[i - 1].hash, 32);

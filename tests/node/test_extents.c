@@ -222,8 +222,8 @@ static void test_leased_stays(void **state)
     b_saves(f, 4 * MIB);
     read_mapped(f, &load, tenant_of(f, A), name);
     store_check(&f->rig.node->store);
-    ldr_node_checked(f->rig.node, load.shard);
-    ldr_node_release(f->rig.node, load.chunk);
+    ldr_node_release_all(f->rig.node,
+                         &(ldr_releasing_t){load.chunk, load.shard}, 1);
     rig_step(&f->rig, 100);
     a_floods(f, 8 * MIB);
     assert_int_equal(stats_of(f, A).extents, 1);

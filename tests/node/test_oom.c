@@ -369,14 +369,6 @@ static larder_status_t call_figures(fixture_t *f)
                : LARDER_E_INVALID;
 }
 
-static larder_status_t call_memory(fixture_t *f)
-{
-    larder_status_t st =
-        larder_memory_register(f->lar, f->value, BYTES, LARDER_MEMORY_HOST);
-
-    return st != LARDER_OK ? st : larder_memory_deregister(f->lar, f->value);
-}
-
 static larder_status_t call_chain(fixture_t *f)
 {
     uint32_t tokens[600] = {1, 2, 3};
@@ -397,7 +389,7 @@ static const struct {
     {"match", call_match, false},     {"stage", call_stage, true},
     {"submit", call_submit, false},   {"flush", call_flush, false},
     {"reset", call_reset, true},      {"figures", call_figures, false},
-    {"memory", call_memory, false},   {"chain", call_chain, false},
+    {"chain", call_chain, false},
 };
 
 static void run_call(fixture_t *f, unsigned i, uint64_t times)

@@ -335,13 +335,13 @@ static void test_held_load(void **state)
     for (uint32_t i = 10; i < 40; i++) {
         rig_put(&f->rig, (name_t){0, 0, i}, 1);
     }
-    f->rig.node->store.shards[load.shard].checked = 0;
-    ldr_node_checked(f->rig.node, load.shard);
-    assert_int_equal(f->rig.node->store.shards[load.shard].checked, 1);
     struct iovec iov[16];
     ldr_node_iov(f->rig.node, load.shard, iov, 16);
     assert_memory_equal(iov[0].iov_base, f->value, iov[0].iov_len);
-    ldr_node_release(f->rig.node, load.chunk);
+    f->rig.node->store.shards[load.shard].checked = 0;
+    ldr_node_release_all(f->rig.node,
+                         &(ldr_releasing_t){load.chunk, load.shard}, 1);
+    assert_int_equal(f->rig.node->store.shards[load.shard].checked, 1);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

@@ -1,6 +1,5 @@
 /* Each cache against an answer worked out by hand, and against a slow one that
  * follows the rule to the letter. */
-#include "plan/curve.h"
 #include "plan/plan.h"
 #include "plan/rig.h"
 #include "plan/sim_ssd.h"
@@ -28,19 +27,12 @@ static void test_by_hand(void **state)
     /* Leaves first: of 1 2 3 the 3 goes for the 9. */
     check("1 2 3;9;1 2 3", &ldr_sim_lru, 3, 2);
     check("1 2 3;9;1 2 3", &ldr_sim_optimal, 3, 3); /* 9 is not taken in */
-    /* First in, first out: 1 goes, so 2 and 3, still there, do not hit. */
-    check("1 2 3;9;1 2 3", &ldr_sim_fifo, 3, 0);
     check("1 2;3;1 2;4;1 2", &ldr_sim_lru, 3, 4);
     /* Longer than the cache: its beginning stays. */
     check("1 2 3 4 5;1 2 3 4 5", &ldr_sim_lru, 3, 3);
     check("1 2 3 4 5;1 2 3 4 5", &ldr_sim_optimal, 3, 3);
-    check("1 2 3 4 5;1 2 3 4 5", &ldr_sim_fifo, 3, 0);
     /* Used once, twice, and in between a stream of others. */
     check("1;1;1;2;3;4;5;6;7;8;9;10;11;12;1", &ldr_sim_lru, 10, 2);
-    check("1;1;1;2;3;4;5;6;7;8;9;10;11;12;1", &ldr_sim_s3fifo, 10, 3);
-    /* One use is not enough to stay, but is remembered: 1 enters main. */
-    check("1;1;2;3;4;5;6;7;8;9;10;11;12;1;13;14;15;16;17;18;19;20;21;22;1",
-          &ldr_sim_s3fifo, 10, 2);
     /* Everything fits. */
     for (unsigned i = 0; ldr_sim_at(i) != NULL; i++) {
         check("1 2 3;1 2 4;5;1 2 3 6;5", ldr_sim_at(i), 100, 2 + 3 + 1);
@@ -74,7 +66,7 @@ static void slow_put(slow_t *s, uint32_t block, uint64_t score)
     s->score[block] = score;
 }
 
-enum { SLOW_LRU, SLOW_FIFO, SLOW_OPTIMAL };
+enum { SLOW_LRU, SLOW_OPTIMAL };
 
 /* The scores of a request's blocks, one after the other. */
 static void slow_use(slow_t *s, int kind, const uint32_t *blocks,
@@ -88,7 +80,7 @@ static void slow_use(slow_t *s, int kind, const uint32_t *blocks,
 
         if (kind == SLOW_OPTIMAL) {
             slow_put(s, b, UINT32_MAX - (uint64_t)next[i]);
-        } else if (kind == SLOW_LRU || s->score[b] == NEVER) {
+        } else {
             slow_put(s, b, ++clock);
         }
         if (s->count > capacity) {
@@ -131,9 +123,7 @@ static void test_against_slow(void **state)
     static const struct {
         const ldr_sim_ops_t *ops;
         int kind;
-    } pairs[] = {{&ldr_sim_lru, SLOW_LRU},
-                 {&ldr_sim_fifo, SLOW_FIFO},
-                 {&ldr_sim_optimal, SLOW_OPTIMAL}};
+    } pairs[] = {{&ldr_sim_lru, SLOW_LRU}, {&ldr_sim_optimal, SLOW_OPTIMAL}};
 
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -143,7 +133,7 @@ static void test_against_slow(void **state)
         assert_true(ldr_tape_future(&tape));
         for (uint32_t capacity = 1; capacity < tape.distinct + 9;
              capacity += 1 + capacity / 3) {
-            for (unsigned i = 0; i < 3; i++) {
+            for (unsigned i = 0; i < 2; i++) {
                 assert_int_equal(rig_hits(pairs[i].ops, &tape, capacity),
                                  slow_hits(&tape, pairs[i].kind, capacity));
             }
@@ -171,62 +161,6 @@ static void test_bounds(void **state)
         }
         ldr_tape_close(&tape);
     }
-}
-
-/* One pass says what a simulation of every capacity would. */
-static void test_curve(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 21; seed <= 23; seed++) {
-        ldr_curve_t curve;
-        ldr_tape_t tape;
-
-        rig_random(seed, 300, &tape);
-        assert_int_equal(ldr_curve_run(&tape, &curve), LARDER_OK);
-        assert_int_equal(ldr_curve_hits(&curve, 0), 0);
-        for (uint32_t capacity = 1; capacity <= tape.distinct; capacity++) {
-            assert_int_equal(ldr_curve_hits(&curve, capacity),
-                             rig_hits(&ldr_sim_lru, &tape, capacity));
-        }
-        assert_int_equal(ldr_curve_hits(&curve, UINT64_MAX),
-                         tape.references - tape.distinct);
-        ldr_curve_free(&curve);
-        ldr_tape_close(&tape);
-    }
-}
-
-/* The line of time is renumbered when it is used up: 2^20 moments. */
-static void test_curve_renumbers(void **state)
-{
-    enum { ROUNDS = 25000, BLOCKS = 50 };
-    char line[BLOCKS * 5 + 80];
-    size_t used, bytes;
-    ldr_curve_t curve;
-    ldr_tape_t tape;
-
-    (void)state;
-    used = (size_t)snprintf(line, sizeof(line),
-                            "{\"timestamp\":0,"
-                            "\"input_length\":1,"
-                            "\"hash_ids\":[0");
-    for (unsigned i = 1; i < BLOCKS; i++) {
-        used += (size_t)snprintf(line + used, sizeof(line) - used, ",%u", i);
-    }
-    bytes = used + (size_t)snprintf(line + used, sizeof(line) - used, "]}\n");
-    char *text = malloc(ROUNDS * bytes);
-    assert_non_null(text);
-    for (size_t i = 0; i < ROUNDS; i++) {
-        memcpy(text + i * bytes, line, bytes);
-    }
-    assert_int_equal(rig_read(text, ROUNDS * bytes, 1, NULL, &tape), LARDER_OK);
-    assert_int_equal(ldr_curve_run(&tape, &curve), LARDER_OK);
-    for (uint32_t capacity = 1; capacity <= BLOCKS; capacity++) {
-        assert_int_equal(ldr_curve_hits(&curve, capacity),
-                         (uint64_t)(ROUNDS - 1) * capacity);
-    }
-    ldr_curve_free(&curve);
-    ldr_tape_close(&tape);
-    free(text);
 }
 
 /* ---- nodes ---- */
@@ -386,8 +320,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_hand), cmocka_unit_test(test_against_slow),
-        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_curve),
-        cmocka_unit_test(test_odd),     cmocka_unit_test(test_curve_renumbers),
+        cmocka_unit_test(test_bounds),  cmocka_unit_test(test_odd),
         cmocka_unit_test(test_ssd),     cmocka_unit_test(test_ssd_behind),
         cmocka_unit_test(test_nodes),   cmocka_unit_test(test_nodes_evict),
     };

@@ -1,4 +1,4 @@
-/* Reading a trace: numbers for ids, bad lines, long ones, sampling, zstd. */
+/* Reading a trace: numbers for ids, bad lines, long ones, sampling. */
 #include "plan/ids.h"
 #include "plan/rig.h"
 #include "store/index.h"

@@ -16,7 +16,7 @@
  *
  * An object is visible whole or not at all, and once put() has answered 0 it
  * survives what the medium survives: on a file system the file is synced,
- * renamed into place and its directory synced. Objects do not change but for
+ * renamed into place and its directory synced. Objects do not change except
  * those that are put over again without LDR_OBJECT_NEW (the files of roles),
  * which are smaller than LDR_OBJECT_REPLACED_MAX: of larger ones a back end may
  * give bytes that it has seen before.

@@ -242,7 +242,7 @@ static void add_to(ldr_compactable_t *g, uint64_t live, bool holes)
 /* Whether it is worth the while to make these one: much of what an object
  * should have, or many that have little. Between that they wait for more: one
  * that is just not small any more is not touched again, and one file for each 8
- * MiB is to be had with all the others that there are. */
+ * MiB is available with all the others that there are. */
 static bool is_enough(const ldr_compactable_t *g)
 {
     uint64_t bytes = g->blocks * LDR_BLOCK;

@@ -1,6 +1,6 @@
 /*
  * The cleaner's walk over the names of objects, one prefix T/o/XX/ after the
- * other and, but for the first two, so slowly that all 256 take about half of
+ * other and, except the first two, so slowly that all 256 take about half of
  * orphan_s. It finds
  *   - objects that nobody has published, of writers that died: old enough,
  *     they are adopted by what their tail says

@@ -330,8 +330,8 @@ static int rename_in(int folder, int fd, const char *temp, const char *base,
     return error;
 }
 
-static int read_whole(ldr_dir_t *dir, int fd, bool direct,
-                      const ldr_dir_call_t *call)
+static int write_whole(ldr_dir_t *dir, int fd, bool direct,
+                       const ldr_dir_call_t *call)
 {
     move_t m = {.dir = dir,
                 .call = call,
@@ -393,7 +393,7 @@ int ldr_dir_write(ldr_dir_t *dir, ldr_dir_root_t *root,
     if (mode_of(root, 0060) != 0) {
         allow(fd, mode_of(root, 0660) | 0600);
     }
-    error = read_whole(dir, fd, direct, call);
+    error = write_whole(dir, fd, direct, call);
     if (error == 0) {
         error = rename_in(folder, fd, temp, base,
                           (call->flags & LDR_OBJECT_NEW) != 0);

@@ -2,6 +2,10 @@
  * 3fs:/PATH: a directory of a 3FS mount. Names, directories and small files go
  * through the mount, as in dir:; bytes of large ones through 3FS's rings, if
  * its library is here and takes us.
+ *
+ * Any thread may call. A ring belongs to the thread that took it until it is
+ * given back; fs3->lock guards the list of free ones and the mount, and is held
+ * over no I/O.
  */
 #include <dlfcn.h>
 #include <limits.h>

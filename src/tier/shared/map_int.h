@@ -64,7 +64,7 @@ typedef struct ldr_cells {
     uint32_t segments;
     uint32_t alone; /* of them */
     uint64_t used;
-    ldr_segment_t *free; /* in slabs, zero but for this list */
+    ldr_segment_t *free; /* in slabs, zero except this list */
     ldr_slab_t *slabs;   /* the newest first */
     ldr_cell_t *scratch; /* one segment's cells */
     uint64_t cursor;     /* the hash where sweeping goes on */

@@ -205,7 +205,7 @@ struct ldr_objects_write {
     void (*done)(ldr_objects_write_t *write);
     void *arg;
 
-    /* 0: all of it is in the tier and found, but for records that were damaged
+    /* 0: all of it is in the tier and found, except records that were damaged
      * before they could be sealed: those are left out. -EINVAL: it cannot be,
      * ever, or all of it is damaged. */
     int error;

@@ -2,15 +2,18 @@
  * A tier that is another than it was: a server that keeps nothing and was
  * restarted, a bucket that was emptied. Storage of that kind becomes a tier by
  * itself (backend.h: makes_itself), so it is one again by the next probe, with
- * another id; whoever knows the old one's objects would find them for ever, and
- * not write them again. So the id is remembered, and compared at each probe. A
- * directory compares for itself, and is off while it is another's: it may be
- * another mount.
+ * another id. A node that knows the old one's objects would find them for ever,
+ * and not write them again. So the id is remembered, and compared at each
+ * probe. A directory compares for itself, and is off while it is another's: it
+ * may be another mount.
  *
- * All that is known is then forgotten, volume by volume, but for the epochs of
+ * All that is known is then forgotten, volume by volume, except the epochs of
  * spaces and removals that were not published yet. The resets that the new tier
  * lacks are put again by polling (poll.c). What is there is read as by
  * a node that joins.
+ *
+ * What is remembered changes under the lock of ldr_objects_t; no call to
+ * storage is made with it.
  */
 #include <errno.h>
 #include <stdio.h>

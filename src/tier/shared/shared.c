@@ -2,7 +2,7 @@
  * The row of the shared tier: opening, tenants and spaces, resets, removals,
  * flushing. shared.h has the invariants.
  *
- * The node's lock guards ldr_shared_t, but for what is fixed at open and the
+ * The node's lock guards ldr_shared_t, except what is fixed at open and the
  * histograms. The tier's own lock (objects_int.h) is taken inside it. Calls
  * that wait for storage are made without the node's lock.
  */

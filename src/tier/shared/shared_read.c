@@ -1,7 +1,7 @@
 /*
  * Fetching: bringing shards up from the shared tier.
  *
- * With the node's lock, but for fetch_done(), which a worker calls and which
+ * With the node's lock, except fetch_done(), which a worker calls and which
  * takes it. Shards wait in the order of fetch() (head to tail, linked by
  * fetch_next) until one of the slots is free; `waiting` and `flying` count
  * them.

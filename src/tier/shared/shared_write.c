@@ -1,7 +1,7 @@
 /*
  * Write-behind of the shared tier: gathers what was saved into objects.
  *
- * With the node's lock, but for upload_done(), which a worker calls and which
+ * With the node's lock, except upload_done(), which a worker calls and which
  * takes it. A shard that is part of an upload is held until that has ended; an
  * upload that is not `flying` holds none.
  */

@@ -483,7 +483,7 @@ larder_status_t ldr_workers_open(const ldr_workers_params_t *params,
     return LARDER_OK;
 }
 
-/* Whether some worker is busy, but for those that hang where that is allowed.
+/* Whether some worker is busy, except those that hang where that is allowed.
  */
 static bool is_busy(const ldr_workers_t *l, bool hanging_too)
 {

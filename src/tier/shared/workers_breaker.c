@@ -201,7 +201,7 @@ void ldr_workers_failed(ldr_workers_t *l, bool writing, int error,
 
 /* Where a worker hangs in its probe(), another one may find that the medium is
  * well again: at once as long as half of them are left, and then now and then,
- * but for the last. */
+ * except the last. */
 static void let_others_probe(ldr_workers_t *l, uint64_t now_ns)
 {
     LDR_HELD(&l->lock);

@@ -36,7 +36,7 @@
 #define LDR_BATCH_BYTES ((uint64_t)8 << 20)
 #define LDR_TOMBS LDR_REMOVE_MAX
 #define LDR_CARRY_RECORDS 32u /* that reclaim has in hand at a time */
-/* In flight for one disk at a time, but for loads: batches, what its thread
+/* In flight for one disk at a time, except loads: batches, what its thread
  * waits for, of which reclaim's records are the most, and its superblock. */
 #define LDR_SSD_REQUESTS (LDR_BATCHES + LDR_CARRY_RECORDS + 1)
 /* Without an answer while it is opened: the node goes on without it. Longer

@@ -1,7 +1,7 @@
 /*
  * Reads from the disks of the SSD tier: slots that all disks share.
  *
- * With the node's lock, but for read_done(), which a thread of the I/O calls
+ * With the node's lock, except read_done(), which a thread of the I/O calls
  * and which takes it. A shard waits in its disk's list (read_head to read_tail)
  * until a slot is free; reads get slots in the order in which they were asked
  * for. While a read is in flight, its segment's `readers` keeps that from being
