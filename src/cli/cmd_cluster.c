@@ -26,10 +26,44 @@ typedef struct seen {
     char source[LDR_PROM_VALUE], cluster[LDR_PROM_VALUE];
     char self[LDR_PROM_VALUE], view[LDR_PROM_VALUE];
     char trouble[LDR_PROM_VALUE];
+    char silent[LDR_PROM_VALUE + 64]; /* who does not answer; empty: all do */
 } seen_t;
 
 #define NAME(metric) ldr_metric_table[LDR_METRIC_##metric].name
 #define INFO NAME(cluster_info)
+
+static double of_member(const seen_t *s, const char *name, const char *member)
+{
+    return ldr_prom_sum(&s->prom, name, LDR_WHERE("member", member));
+}
+
+static bool answers(const seen_t *s, const char *member)
+{
+    return strcmp(member, s->self) == 0 ||
+           of_member(s, NAME(peer_well), member) > 0;
+}
+
+static void silent_find(seen_t *s)
+{
+    char first[LDR_PROM_VALUE], name[LDR_PROM_VALUE];
+    unsigned count = 0;
+
+    for (size_t i = 0; i < s->prom.count; i++) {
+        const ldr_sample_t *sample = &s->prom.samples[i];
+
+        if (strcmp(sample->name, NAME(member_info)) == 0 &&
+            ldr_prom_label(sample, "member", name) && !answers(s, name) &&
+            count++ == 0) {
+            memcpy(first, name, sizeof(first));
+        }
+    }
+    if (count == 1) {
+        snprintf(s->silent, sizeof(s->silent), "%s does not answer", first);
+    } else if (count > 1) {
+        snprintf(s->silent, sizeof(s->silent),
+                 "%u members do not answer, %s among them", count, first);
+    }
+}
 
 /* An exit code; LDR_EXIT_NO: the node is in no cluster. */
 static int cluster_look(const ldr_args_t *args, larder_t *lar, seen_t *s)
@@ -56,6 +90,7 @@ static int cluster_look(const ldr_args_t *args, larder_t *lar, seen_t *s)
         ldr_prom_free(&s->prom);
         return LDR_EXIT_NO;
     }
+    silent_find(s);
     return LDR_EXIT_OK;
 }
 
@@ -85,9 +120,10 @@ static const char *ill(const seen_t *s)
     if (ldr_prom_sum(&s->prom, NAME(cluster_held_seconds), LDR_ANYWHERE) > 0) {
         return "a view without most of the members is held back";
     }
-    return metric_of(s, NAME(cluster_refused_members)) > 0
-               ? "a member is refused; the log says which and why"
-               : NULL;
+    if (metric_of(s, NAME(cluster_refused_members)) > 0) {
+        return "a member is refused; the log says which and why";
+    }
+    return s->silent[0] != '\0' ? s->silent : NULL;
 }
 
 /* ---- showing ---- */
@@ -126,11 +162,6 @@ static void show_status(const ldr_args_t *args, const seen_t *s)
            why == NULL ? "healthy" : "not healthy: ", why != NULL ? why : "");
 }
 
-static double of_member(const seen_t *s, const char *name, const char *member)
-{
-    return ldr_prom_sum(&s->prom, name, LDR_WHERE("member", member));
-}
-
 static void show_member(const ldr_args_t *args, const seen_t *s,
                         const ldr_sample_t *sample, bool weights)
 {
@@ -160,16 +191,19 @@ static void show_member(const ldr_args_t *args, const seen_t *s,
         printf(",\"version\":");
         ldr_json_string(stdout, version);
         printf(",\"state\":\"%s\",\"weight\":%.0f,\"share\":%.3f,"
-               "\"owned\":%.3f,\"self\":%s}\n",
+               "\"owned\":%.3f,\"self\":%s,\"answers\":%s}\n",
                state, weight, share, owned,
-               strcmp(name, s->self) == 0 ? "true" : "false");
+               strcmp(name, s->self) == 0 ? "true" : "false",
+               answers(s, name) ? "true" : "false");
     } else if (weights) {
         printf("%-24s %10.0f %9.1f %% %9.1f %%\n", name, weight, 100 * share,
                100 * owned);
     } else {
         printf("%-24s %-8s %-28s %-12s %s%s\n", name, state, address,
                zone[0] != '\0' ? zone : "-", version[0] != '\0' ? version : "-",
-               strcmp(name, s->self) == 0 ? "  (this node)" : "");
+               strcmp(name, s->self) == 0 ? "  (this node)"
+               : answers(s, name)         ? ""
+                                          : "  (does not answer)");
     }
 }
 

@@ -162,8 +162,7 @@ static void catch_signals(void)
                                   SIGTSTP, SIGWINCH, SIGCONT};
     /* A screen that is being written is written to its end; poll() wakes up
      * nevertheless. */
-    struct sigaction action = {.sa_handler = on_signal,
-                               .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 
     for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
         sigaction(numbers[i], &action, NULL);

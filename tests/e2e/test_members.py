@@ -57,7 +57,26 @@ def test_what_is_seen(larder, three):
     page = json.loads(three[2].http("/status.json"))["cluster"]
     assert page["member"] == "n2" and len(page["members"]) == 3
     assert page["view"] in views and page["owners"] == 3
-    larder("cluster", "wait-healthy", three[0].url(), "--timeout", "20")
+    larder("cluster", "wait-healthy", three[0].url(), "--timeout", "60")
+
+
+def test_a_member_that_does_not_answer_is_named(larder, three):
+    """By the list it is a member still."""
+    larder("cluster", "wait-healthy", three[0].url(), "--timeout", "60")
+    three[2].signal(signal.SIGSTOP)
+    try:
+        until(lambda: not cluster_of(larder, three[0], "status")[0]["healthy"])
+        assert "n2 does not answer" in larder(
+            "cluster", "wait-healthy", three[0].url(), "--timeout", "1",
+            code=NO).err
+        assert {m["member"]: m["answers"] for m in cluster_of(
+            larder, three[0], "members")} == {
+                "n0": True, "n1": True, "n2": False}
+        assert "(does not answer)" in larder("cluster", "members",
+                                             three[0].url()).out
+    finally:
+        three[2].signal(signal.SIGCONT)
+    larder("cluster", "wait-healthy", three[0].url(), "--timeout", "60")
 
 
 def test_drain(larder, three):
