@@ -271,8 +271,7 @@ static larder_status_t call(ldr_peer_node_t *n, uint32_t space, uint32_t epoch,
     ldr_stop_t stop = {&p->stop,
                        ldr_peers_now(p) +
                            p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st =
-        ldr_talk_begin(&v, n->remote, &p->spaces[space]->ref, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, p->spaces[space], &stop);
 
     if (st == LARDER_OK) {
         uint8_t *body = ldr_body(v.call.buffer);
@@ -282,7 +281,7 @@ static larder_status_t call(ldr_peer_node_t *n, uint32_t space, uint32_t epoch,
 
         memcpy(body + at, rows, bytes);
         st = ldr_talk_call(&v, LDR_OP_PEER_HOME, at + bytes);
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     return st;
 }

@@ -15,9 +15,9 @@ static unsigned lane_count(const ldr_peers_t *p)
 /* When the member is met next; UINT64_MAX: not before it is in the view. */
 static uint64_t meets_ns(const ldr_peer_node_t *n)
 {
-    return n->remote == NULL || !n->in_view ? UINT64_MAX
-           : n->tried < n->tier->wanted     ? 0
-                                            : n->again_ns;
+    return !n->in_view || n->address[0] == '\0' ? UINT64_MAX
+           : n->tried < n->tier->wanted         ? 0
+                                                : n->again_ns;
 }
 
 static ldr_query_part_t *take_ask(ldr_peer_node_t *n)
@@ -60,7 +60,7 @@ static bool work(struct ldr_peer_lane *lane)
         ldr_host_lock(p->host);
         return true;
     }
-    if (lane->number == 0 && n->fetch_head != LDR_NIL && n->remote != NULL &&
+    if (lane->number == 0 && n->fetch_head != LDR_NIL &&
         ldr_peers_now(p) >= n->renew_ns) {
         ldr_peer_renew(n);
         return true;

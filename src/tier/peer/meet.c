@@ -472,10 +472,9 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
     return st;
 }
 
-larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
+larder_status_t ldr_peer_meet(ldr_peer_node_t *n, ldr_link_t *link,
                               const ldr_stop_t *stop)
 {
-    ldr_peer_node_t *n = node;
     ldr_call_t call = {.buffer = ldr_buffer_take(link->remote)};
 
     if (call.buffer == NULL) {
@@ -493,19 +492,26 @@ void ldr_peer_tell(ldr_peer_node_t *n)
 
     ldr_host_lock(p->host);
     uint64_t wanted = p->wanted;
-    ldr_remote_t *remote = n->remote;
     uint64_t now_ns = ldr_peers_now(p);
     ldr_host_unlock(p->host);
     ldr_stop_t stop = {&p->stop,
                        now_ns + p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st = ldr_talk_begin(&v, remote, NULL, &stop);
+    larder_status_t st = ldr_peer_way_open(n);
+    bool opened = st == LARDER_OK;
+    if (opened) {
+        st = ldr_peer_talk_begin(n, &v, NULL, &stop);
+    }
     uint64_t begin_ns = ldr_peers_now(p);
     if (st == LARDER_OK) {
         st = exchange(n, v.link, &v.call, &stop);
         v.heard = st == LARDER_OK;
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     ldr_host_lock(p->host);
+    if (!opened && strncmp(n->why, ldr_fail_text(), sizeof(n->why) - 1) != 0) {
+        ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
+                     n->address, ldr_fail_text());
+    }
     snprintf(n->why, sizeof(n->why), "%s",
              st == LARDER_OK ? "" : ldr_fail_text());
     if (st == LARDER_OK) {
@@ -529,7 +535,7 @@ void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted, const ldr_stop_t *stop)
         for (unsigned i = 0; i < count; i++) {
             const ldr_peer_node_t *n = p->nodes[i];
 
-            waits = waits || (n->in_view && n->remote != NULL &&
+            waits = waits || (n->in_view && n->address[0] != '\0' &&
                               n->informed < wanted && n->tried < wanted);
         }
         if (waits && !ldr_host_wait_stop(p->host, stop)) {

@@ -7,52 +7,9 @@
 #include "base/bytes.h"
 #include "base/grow.h"
 #include "base/mem.h"
-#include "net/pool.h"
 #include "tier/peer/homes.h"
 
 /* ---- members ---- */
-
-void ldr_peer_link_options(ldr_options_t *o, const char *address)
-{
-    o->scheme = LDR_SCHEME_TCP;
-    snprintf(o->address, sizeof(o->address), "%s", address);
-    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
-    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
-    o->connections = o->peer_lanes;
-    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
-    o->spin_us = 0;
-    o->tls = o->cluster_tls;
-    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
-    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
-    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
-    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
-}
-
-static larder_status_t remote_open(ldr_peer_node_t *n)
-{
-    ldr_peers_t *p = n->tier;
-    ldr_host_t *host = p->host;
-    ldr_options_t *o = ldr_alloc(sizeof(*o));
-    ldr_net_env_t env = {
-        .log = host->log,
-        .clock = host->clock,
-        .threads = p->threads,
-        .transport = host->transport,
-        .seed = ldr_rand_next(&host->rand),
-        .meet = ldr_peer_meet,
-        .meet_arg = n,
-    };
-
-    if (o == NULL) {
-        return LARDER_E_NO_MEMORY;
-    }
-    *o = host->options;
-    ldr_peer_link_options(o, n->address);
-    larder_status_t st =
-        ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
-    ldr_free(o);
-    return st;
-}
 
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
 {
@@ -100,38 +57,14 @@ ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name)
     return NULL;
 }
 
-/* A member that is at another address now is called there; calls under way end
- * where they are. */
+/* A member that is at another address now is called there as soon as its first
+ * lane has made the way. */
 static void move_to(ldr_peer_node_t *n, const char *address)
 {
-    ldr_peers_t *p = n->tier;
-
-    if (strcmp(n->address, address) == 0 ||
-        (n->remote != NULL && p->retired_count == LDR_PEERS_MAX)) {
-        return;
+    if (strcmp(n->address, address) != 0) {
+        snprintf(n->address, sizeof(n->address), "%s", address);
+        n->tried = 0;
     }
-    if (n->remote != NULL) {
-        p->retired[p->retired_count++] = n->remote;
-        n->remote = NULL;
-    }
-    snprintf(n->address, sizeof(n->address), "%s", address);
-    if (remote_open(n) != LARDER_OK) {
-        ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
-                     address, ldr_fail_text());
-    }
-}
-
-larder_status_t ldr_peers_renew(ldr_peers_t *p)
-{
-    larder_status_t st = LARDER_OK;
-
-    ldr_host_lock(p->host);
-    for (unsigned i = 0; i < p->node_count && st == LARDER_OK; i++) {
-        st = p->nodes[i]->remote != NULL ? ldr_pool_renew(p->nodes[i]->remote)
-                                         : LARDER_OK;
-    }
-    ldr_host_unlock(p->host);
-    return st;
 }
 
 void ldr_peers_look(ldr_peers_t *p)
@@ -172,11 +105,6 @@ void ldr_peers_look(ldr_peers_t *p)
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
     }
-}
-
-bool ldr_peer_well(const ldr_peer_node_t *n)
-{
-    return n->remote != NULL && n->in_view && ldr_breaker_shut(n->remote);
 }
 
 unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
@@ -237,17 +165,12 @@ static void peer_destroy(ldr_tier_t *t)
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
 
-        if (n->remote != NULL) {
-            ldr_remote_destroy(n->remote);
-        }
+        ldr_peer_way_end(n);
         ldr_here_end(n);
         for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
             pthread_cond_destroy(&n->lanes[k].wake);
         }
         ldr_free(n);
-    }
-    for (unsigned i = 0; i < p->retired_count; i++) {
-        ldr_remote_destroy(p->retired[i]);
     }
     for (uint32_t i = 0; p->spaces != NULL && i < LDR_SPACES_MAX; i++) {
         ldr_free(p->spaces[i]);
@@ -268,7 +191,6 @@ static void peer_destroy(ldr_tier_t *t)
     ldr_free(p->copies);
     ldr_free(p->by_place);
     ldr_free(p->nodes);
-    ldr_free(p->retired);
     ldr_free(p->removals);
     ldr_free(p->removal_ids);
     ldr_free(p->lost);
@@ -300,7 +222,6 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->removal_first = 1;
     p->wanted = 1;
     p->nodes = ldr_alloc(LDR_PEERS_MAX * sizeof(*p->nodes));
-    p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
     p->where = ldr_where_open(host->clock);
     p->leases = ldr_peer_leases_open();
     p->hot = ldr_hot_open();
@@ -311,10 +232,10 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
     p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
-    if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
-        p->leases == NULL || p->hot == NULL || p->homes == NULL ||
-        p->copies == NULL || p->spaces == NULL || p->removals == NULL ||
-        p->removal_ids == NULL || p->lost == NULL) {
+    if (p->nodes == NULL || p->where == NULL || p->leases == NULL ||
+        p->hot == NULL || p->homes == NULL || p->copies == NULL ||
+        p->spaces == NULL || p->removals == NULL || p->removal_ids == NULL ||
+        p->lost == NULL || p->lineage == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }

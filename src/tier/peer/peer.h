@@ -76,6 +76,7 @@
 
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
+typedef struct ldr_peer_way ldr_peer_way_t; /* way.c */
 
 #define LDR_QUERY_SECOND                                                       \
     (1u << 31)                    /* the member is not the first for this row */
@@ -116,8 +117,9 @@ struct ldr_peer_node {
     char name[LDR_MEMBER_NAME];
     char address[LDR_MEMBER_ADDRESS];
     bool in_view;
-    bool leaving;         /* by its own word, in this run of it */
-    ldr_remote_t *remote; /* NULL: no address is known */
+    bool leaving;        /* by its own word, in this run of it */
+    ldr_peer_way_t *way; /* NULL: there is none yet (way.c) */
+    bool lost;           /* none could be made to its address */
 
     /* Meeting. Counts of peers->wanted: */
     uint64_t tried, informed; /* begun and ended; and well */
@@ -188,8 +190,6 @@ struct ldr_peers {
     unsigned node_count;
     const ldr_view_t *view; /* that nodes were made of */
     uint16_t *by_place;     /* nodes by their places in it */
-    ldr_remote_t **retired; /* of addresses that members have left */
-    unsigned retired_count;
     ldr_where_t *where;
     ldr_leases_t *leases;
     ldr_hot_t *hot;
@@ -249,15 +249,10 @@ static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
 
 /* Takes a new view up, if there is one. */
 void ldr_peers_look(ldr_peers_t *p);
-/* Reads this member's certificates again, for connections that begin from here
- * on. Without the lock. */
-larder_status_t ldr_peers_renew(ldr_peers_t *p);
 /* The member with this name, other than this node; NULL: there is none. */
 ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name);
 /* The node with this name, added if it is new; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
-/* Whether it can be called now: it has an address, and its breaker is shut. */
-bool ldr_peer_well(const ldr_peer_node_t *n);
 /* The nodes that own a chunk, this one left out; *mine_p: its own rank, or
  * LDR_NOBODY. Gives how many. copies: those that keep it; else by rank. */
 unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
@@ -267,9 +262,28 @@ unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
 bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes);
 void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
 
+/* ---- the way to a member (way.c); without the lock ---- */
+
 /* What a connection to the member at this address takes, from the options of a
  * node: cluster_secret, cluster_tls... */
 void ldr_peer_link_options(ldr_options_t *o, const char *address);
+/* In a lane: makes the way to the address that the member has now, if there is
+ * none. A failure leaves the one of before. */
+larder_status_t ldr_peer_way_open(ldr_peer_node_t *n);
+/* Ends it, and waits for that, unless a call has it in use. */
+void ldr_peer_way_end(ldr_peer_node_t *n);
+/* Whether the member can be called now: it has an address, and its breaker is
+ * shut. With the lock. */
+bool ldr_peer_well(const ldr_peer_node_t *n);
+/* Reads this member's certificates again, for connections that begin from here
+ * on. */
+larder_status_t ldr_peers_renew(ldr_peers_t *p);
+/* In a lane: as ldr_talk_begin() and _end(), by the way of now. space: NULL if
+ * it is of none. */
+larder_status_t ldr_peer_talk_begin(ldr_peer_node_t *n, ldr_talk_t *v,
+                                    const ldr_peer_space_t *space,
+                                    const ldr_stop_t *stop);
+void ldr_peer_talk_end(ldr_talk_t *v, larder_status_t st);
 
 /* ---- lanes (lane.c), with the lock ---- */
 
@@ -414,7 +428,7 @@ larder_status_t ldr_peers_order(ldr_peers_t *p, const char *name, bool back);
 /* ---- meeting (meet.c) ---- */
 
 /* Says it on a new session; see ldr_net_env_t. */
-larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
+larder_status_t ldr_peer_meet(ldr_peer_node_t *n, ldr_link_t *link,
                               const ldr_stop_t *stop);
 /* In the first lane, without the lock: tells a member what is wanted. */
 void ldr_peer_tell(ldr_peer_node_t *n);

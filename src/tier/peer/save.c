@@ -529,8 +529,7 @@ static larder_status_t call(ldr_peer_node_t *n, ldr_peer_batch_t *b,
     ldr_stop_t stop = {&p->stop,
                        ldr_peers_now(p) +
                            p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st =
-        ldr_talk_begin(&v, n->remote, &p->spaces[b->space]->ref, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, p->spaces[b->space], &stop);
 
     if (st != LARDER_OK) {
         return st;
@@ -542,7 +541,7 @@ static larder_status_t call(ldr_peer_node_t *n, ldr_peer_batch_t *b,
     if (st == LARDER_OK && s->count > 0) {
         st = send(&v, b->kept, s);
     }
-    ldr_talk_end(&v, st);
+    ldr_peer_talk_end(&v, st);
     return st;
 }
 
