@@ -120,12 +120,97 @@ static void test_moves_often(void **state)
     end(r);
 }
 
+/* A list with the second member, or without it, and so many of which nobody has
+ * heard before. */
+static void lists(rig_t *r, bool second, unsigned first, unsigned count)
+{
+    FILE *file = fopen(list + strlen("static:"), "w");
+
+    need(file != NULL);
+    fprintf(file, "n1=sim:1\n%s", second ? "n2=sim:2\n" : "");
+    for (unsigned i = first; i < first + count; i++) {
+        fprintf(file, "x%u=sim:%u\n", i, 100 + i); /* nobody is there */
+    }
+    need(fclose(file) == 0);
+    need(ldr_cluster_reload(r->members[1].cluster,
+                            &r->members[1].node->host.options) == LARDER_OK);
+}
+
+/* Members that have lanes, or a way. */
+static unsigned awake(member_t *m)
+{
+    unsigned count = 0;
+
+    ldr_host_lock(&m->node->host);
+    for (unsigned i = 0; i < m->peers->node_count; i++) {
+        const ldr_peer_node_t *n = m->peers->nodes[i];
+
+        count += n->way != NULL || ldr_lanes_run(n);
+    }
+    ldr_host_unlock(&m->node->host);
+    return count;
+}
+
+/* However many members come and go, new ones are met, and those that are gone
+ * cost neither threads nor connections. One that comes back is met again. */
+static void test_come_and_go(void **state)
+{
+    enum { SOME = 128 };
+    rig_t *r = two(2);
+    member_t *m = &r->members[1];
+    unsigned names = 0;
+
+    (void)state;
+    need(reset(m) == LARDER_OK);
+    while (names < LDR_PEERS_MAX + SOME) {
+        lists(r, false, names, SOME);
+        names += SOME;
+        sim_sleep(r->net, 100000 * SIM_MS); /* also until a view is believed */
+        need(awake(m) >= SOME && awake(m) <= SOME + 1);
+    }
+    lists(r, true, 0, 0);
+    sim_sleep(r->net, 100000 * SIM_MS);
+    need(awake(m) == 1);
+    need(m->peers->node_count == LDR_PEERS_MAX);
+    need(reset(m) == LARDER_OK);
+    end(r);
+}
+
+static unsigned in_view(member_t *m)
+{
+    unsigned count = 0;
+
+    ldr_host_lock(&m->node->host);
+    for (unsigned i = 0; i < m->peers->node_count; i++) {
+        count += m->peers->nodes[i]->in_view;
+    }
+    ldr_host_unlock(&m->node->host);
+    return count;
+}
+
+/* More at once than there are entries: those that have none are tried again,
+ * and met once others are gone. */
+static void test_too_many(void **state)
+{
+    rig_t *r = two(2);
+    member_t *m = &r->members[1];
+
+    (void)state;
+    member_down(&r->members[2]);
+    lists(r, false, 0, LDR_PEERS_MAX);
+    sim_sleep(r->net, 5000 * SIM_MS);
+    need(in_view(m) == LDR_PEERS_MAX - 1);
+    sim_sleep(r->net, 60000 * SIM_MS);
+    need(in_view(m) == LDR_PEERS_MAX);
+    end(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tried_again),
-        cmocka_unit_test(test_work_goes_on),
-        cmocka_unit_test(test_moves_often),
+        cmocka_unit_test(test_tried_again), cmocka_unit_test(test_work_goes_on),
+        cmocka_unit_test(test_moves_often), cmocka_unit_test(test_come_and_go),
+        cmocka_unit_test(test_too_many),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(tests[0]));

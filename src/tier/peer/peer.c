@@ -1,6 +1,7 @@
 /* The peer tier's row: its life, its members, and finding. */
 #include "tier/peer/peer.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -9,19 +10,17 @@
 #include "base/mem.h"
 #include "tier/peer/homes.h"
 
+#define LOOK_NS UINT64_C(1000000000) /* for an entry that becomes free */
+
 /* ---- members ---- */
 
-ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
+/* A new entry; NULL: too many, no memory. */
+static ldr_peer_node_t *add_node(ldr_peers_t *p)
 {
-    ldr_host_held(p->host);
-    for (unsigned i = 0; i < p->node_count; i++) {
-        if (strcmp(p->nodes[i]->name, name) == 0) {
-            return p->nodes[i];
-        }
-    }
     ldr_peer_node_t *n =
         p->node_count < LDR_PEERS_MAX ? ldr_alloc(sizeof(*n)) : NULL;
     unsigned lanes = 0;
+
     while (n != NULL && lanes < LDR_PEER_LANES &&
            ldr_cond_init(&n->lanes[lanes].wake)) {
         lanes++;
@@ -33,16 +32,61 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
         ldr_free(n);
         return NULL;
     }
-    n->tier = p;
     n->number = (uint16_t)p->node_count;
-    n->id = ldr_member_id(name);
-    snprintf(n->name, sizeof(n->name), "%s", name);
-    n->asks_end = &n->asks;
-    n->words_end = &n->words;
-    n->saves_end = &n->saves;
-    n->fetch_head = n->fetch_tail = LDR_NIL;
-    n->here_all = true;
     p->nodes[p->node_count++] = n;
+    return n;
+}
+
+/* The entry of the member that is gone for longest, for another one. NULL: none
+ * is gone, or those that are have not come to rest. */
+static ldr_peer_node_t *take_over(ldr_peers_t *p)
+{
+    ldr_peer_node_t *oldest = NULL;
+
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (n->way == NULL && ldr_peer_gone(n) && !ldr_lanes_run(n) &&
+            (oldest == NULL || n->seen_ns < oldest->seen_ns)) {
+            oldest = n;
+        }
+    }
+    if (oldest != NULL) {
+        uint16_t number = oldest->number;
+
+        memset(oldest, 0, offsetof(ldr_peer_node_t, lanes));
+        oldest->number = number;
+        oldest->since_s = (uint32_t)(ldr_peers_now(p) / UINT64_C(1000000000));
+    }
+    return oldest;
+}
+
+ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
+{
+    ldr_peer_node_t *n = NULL;
+
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count && n == NULL; i++) {
+        n = strcmp(p->nodes[i]->name, name) == 0 ? p->nodes[i] : NULL;
+    }
+    bool known = n != NULL;
+    if (!known) {
+        n = p->node_count < LDR_PEERS_MAX ? add_node(p) : take_over(p);
+    }
+    if (n == NULL) {
+        return NULL;
+    }
+    n->seen_ns = ldr_peers_now(p);
+    if (!known) {
+        n->tier = p;
+        n->id = ldr_member_id(name);
+        snprintf(n->name, sizeof(n->name), "%s", name);
+        n->asks_end = &n->asks;
+        n->words_end = &n->words;
+        n->saves_end = &n->saves;
+        n->fetch_head = n->fetch_tail = LDR_NIL;
+        n->here_all = true;
+    }
     return n;
 }
 
@@ -67,11 +111,25 @@ static void move_to(ldr_peer_node_t *n, const char *address)
     }
 }
 
+/* A member of the view has no entry; NULL: all have one. It is said once. */
+static void note_missing(ldr_peers_t *p, const char *name)
+{
+    if (name != NULL && p->look_ns == 0) {
+        ldr_host_say(p->host, LARDER_LOG_ERROR,
+                     "member %s cannot be called: there is no memory, or %u "
+                     "names of members are known and too few of them are gone "
+                     "for a minute; it is tried again",
+                     name, p->node_count);
+    }
+    p->look_ns = name != NULL ? ldr_peers_now(p) + LOOK_NS : 0;
+}
+
 void ldr_peers_look(ldr_peers_t *p)
 {
     ldr_host_held(p->host);
     if (p->view != NULL &&
-        p->view->generation == ldr_cluster_generation(p->cluster)) {
+        p->view->generation == ldr_cluster_generation(p->cluster) &&
+        (p->look_ns == 0 || ldr_peers_now(p) < p->look_ns)) {
         return;
     }
     const ldr_view_t *view = ldr_cluster_view(p->cluster);
@@ -81,8 +139,12 @@ void ldr_peers_look(ldr_peers_t *p)
         return;
     }
     for (unsigned i = 0; i < p->node_count; i++) {
-        p->nodes[i]->in_view = false;
+        if (p->nodes[i]->in_view) {
+            p->nodes[i]->in_view = false;
+            p->nodes[i]->seen_ns = ldr_peers_now(p);
+        }
     }
+    const char *missing = NULL;
     for (uint32_t i = 0; i < view->count; i++) {
         const ldr_member_t *m = &view->members[i];
         ldr_peer_node_t *n =
@@ -92,8 +154,11 @@ void ldr_peers_look(ldr_peers_t *p)
         if (n != NULL) {
             n->in_view = true;
             move_to(n, m->address);
+        } else if (i != view->self) {
+            missing = m->name;
         }
     }
+    note_missing(p, missing);
     if (p->view != NULL) {
         ldr_view_give(p->view);
     }

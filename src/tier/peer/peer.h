@@ -29,8 +29,10 @@
  * the node ever waits for a member but those that reset, remove or flush.
  *
  * Invariants, all with the node's lock:
- *  1. A member that has been met stays in `nodes` until the tier is destroyed;
- *     its place there is its number.
+ *  1. An entry of `nodes` stays until the tier is destroyed; its place there is
+ *     its number. A member keeps its entry until LDR_PEERS_MAX others have one
+ *     and it was out of the view, with nothing under way, for LDR_GONE_NS: then
+ *     its lanes and its way have ended, and another one may take the entry.
  *  2. A shard in state READING whose tier is PEER is in exactly one list
  *     `fetch`, or in the hands of one lane, which ends it with
  *     ldr_load_came() or ldr_load_failed().
@@ -64,6 +66,7 @@
 
 #define LDR_PEER_QUEUE 2u
 #define LDR_PEERS_MAX 1024u
+#define LDR_GONE_NS UINT64_C(60000000000)
 #define LDR_PEER_LANES 16u
 #define LDR_PEER_BATCH 32u                       /* shards moved at once */
 #define LDR_PEER_BATCH_BYTES ((uint64_t)8 << 20) /* or the first alone */
@@ -117,7 +120,11 @@ struct ldr_peer_node {
     char name[LDR_MEMBER_NAME];
     char address[LDR_MEMBER_ADDRESS];
     bool in_view;
-    bool leaving;        /* by its own word, in this run of it */
+    uint64_t seen_ns; /* when it was in the view last, or said who it is */
+    uint32_t since_s; /* it has this entry since then; 0: from the first on */
+    unsigned users;   /* sessions of its that say who they are just now */
+    bool rests;       /* its lanes are being ended, and none begins */
+    bool leaving;     /* by its own word, in this run of it */
     ldr_peer_way_t *way; /* NULL: there is none yet (way.c) */
     bool lost;           /* none could be made to its address */
 
@@ -157,7 +164,8 @@ struct ldr_peer_node {
     ldr_peer_batch_t *saves, **saves_end;
     unsigned save_count; /* batches, those in hand too */
     unsigned saving;     /* lanes that have one in hand */
-    struct ldr_peer_lane {
+    ldr_peer_counts_t n;
+    struct ldr_peer_lane { /* last: what is before goes with the member */
         ldr_peer_node_t *node;
         pthread_t thread;
         unsigned number;
@@ -165,7 +173,6 @@ struct ldr_peer_node {
         bool idle; /* it waits for `wake`; whoever wakes it clears this */
         pthread_cond_t wake;
     } lanes[LDR_PEER_LANES];
-    ldr_peer_counts_t n;
 };
 
 typedef struct ldr_where ldr_where_t;   /* where.c */
@@ -190,6 +197,7 @@ struct ldr_peers {
     unsigned node_count;
     const ldr_view_t *view; /* that nodes were made of */
     uint16_t *by_place;     /* nodes by their places in it */
+    uint64_t look_ns; /* 0; or some had no entry: it is looked at again then */
     ldr_where_t *where;
     ldr_leases_t *leases;
     ldr_hot_t *hot;
@@ -251,7 +259,8 @@ static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
 void ldr_peers_look(ldr_peers_t *p);
 /* The member with this name, other than this node; NULL: there is none. */
 ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name);
-/* The node with this name, added if it is new; NULL: too many, no memory. */
+/* The node with this name, added if it is new, maybe in the entry of one that
+ * is gone; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
 /* The nodes that own a chunk, this one left out; *mine_p: its own rank, or
  * LDR_NOBODY. Gives how many. copies: those that keep it; else by rank. */
@@ -290,6 +299,14 @@ void ldr_peer_talk_end(ldr_talk_t *v, larder_status_t st);
 /* There is one more thing to do for the first lane, or for those that move
  * bytes: wakes one that is idle, or begins one. */
 void ldr_lane_wake(ldr_peer_node_t *n, bool moves);
+/* Whether any lane of the member runs. */
+bool ldr_lanes_run(const ldr_peer_node_t *n);
+/* Whether the member is out of the view for long, and nothing is under way with
+ * it. */
+bool ldr_peer_gone(const ldr_peer_node_t *n);
+/* Ends the lanes and the way of one that is gone, and drops the lock for that.
+ * False: there is none. */
+bool ldr_peers_rest(ldr_peers_t *p);
 /* Ends all, without the lock. */
 void ldr_lanes_end(ldr_peers_t *p);
 

@@ -360,7 +360,7 @@ void *ldr_peer_saver(void *arg)
     ldr_host_lock(p->host);
     while (!p->stop) {
         ldr_peers_look(p); /* members meet, whether or not one is needed */
-        if (ldr_peers_leave_step(p) || hand_out(p)) {
+        if (ldr_peers_leave_step(p) || hand_out(p) || ldr_peers_rest(p)) {
             continue;
         }
         if (!has_work(p)) {

@@ -446,6 +446,36 @@ static void test_bounds(void **state)
     peers_free(r);
 }
 
+/* A home of a member whose entry another one has taken since is not found. */
+static void test_entry_taken(void **state)
+{
+    rig_t *r = peers_with(3, true, writer);
+    member_t *m = &r->members[1];
+    unsigned key = key_of(r, 1, 1, 2);
+    larder_key_t name = name_of(key);
+    const ldr_store_t *s = &m->node->store;
+
+    (void)state;
+    ldr_host_lock(&m->node->host);
+    uint64_t print = ldr_store_name(s, m->space, 0, &name).fingerprint;
+    uint32_t epoch = s->spaces[m->space].epoch;
+    uint64_t count = ldr_homes_count(m->peers->homes);
+    ldr_home_put(other(m, 2), print, epoch);
+    ldr_home_put(other(m, 3), print, epoch);
+    ldr_host_unlock(&m->node->host);
+    need(homes(m, key) == 2);
+    wait(r, 2000);
+    for (unsigned left = 2; left > 0; left--) {
+        ldr_host_lock(&m->node->host);
+        other(m, 1 + left)->since_s =
+            (uint32_t)(sim_now(r->net) / (1000 * SIM_MS));
+        ldr_host_unlock(&m->node->host);
+        need(homes(m, key) == left - 1);
+    }
+    need(ldr_homes_count(m->peers->homes) == count);
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -462,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_older_build),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_entry_taken),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(*tests));
