@@ -5,7 +5,8 @@
  * A removal has a random id; a member that has it in its list has carried it
  * out. The list keeps removals for a day. If it overflows, or a member was away
  * for longer, what it has of the spaces concerned cannot be trusted: they are
- * reset, everywhere.
+ * reset, everywhere. Not so where the member began with nothing after the last
+ * removal that is not on the list (LDR_MEET_NEW).
  */
 #include <stdio.h>
 #include <string.h>
@@ -46,8 +47,8 @@ static void forget_oldest(ldr_peers_t *p)
     const ldr_peer_removal_t *r = removal_at(p, p->removal_first);
     uint32_t space = ldr_store_space(&p->host->store, r->row.space);
 
-    if (space != LDR_NIL) {
-        p->lost[space] = true;
+    if (space != LDR_NIL && r->epoch == p->host->store.spaces[space].epoch) {
+        p->lost[space] = (uint32_t)ldr_max64(p->lost[space], r->at_s);
     }
     p->removal_first++;
     p->removal_count--;
@@ -71,8 +72,10 @@ static void remember(ldr_peers_t *p, const ldr_removal_row_t *row)
         forget_oldest(p);
     }
     ldr_peer_removal_t *r = removal_at(p, p->removal_first + p->removal_count);
+    uint32_t space = ldr_store_space(&p->host->store, row->space);
     r->row = *row;
     r->at_s = now_s - (row->age_s < now_s ? row->age_s : 0);
+    r->epoch = space != LDR_NIL ? p->host->store.spaces[space].epoch : 0;
     p->removal_count++;
     *id_place(p, row->id) = row->id;
 }
@@ -146,36 +149,23 @@ static uint32_t epoch_of_both(ldr_peers_t *p, uint32_t space,
 
 /* ---- saying ---- */
 
-/* This member may have missed removals that are not kept any more. */
-static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n)
+/* Since when this node has what it has, if it began with nothing. */
+static uint32_t age_flags(const ldr_peers_t *p)
 {
-    ldr_store_t *store = &p->host->store;
-    bool any = false;
+    uint64_t age_s = (ldr_peers_now(p) - p->began_ns) / 1000000000u;
+    uint32_t now_s = ldr_wall_s(p->host->clock);
 
-    for (uint32_t i = 0;
-         n->sent + 1 < p->removal_first && i < store->space_count; i++) {
-        if (p->lost[i]) {
-            p->lost[i] = false;
-            any = true;
-            ldr_store_set_epoch(store, i,
-                                ldr_epoch_next(store->spaces[i].epoch,
-                                               ldr_rand_next(&p->host->rand)));
-        }
-    }
-    if (any) {
-        p->wanted++;
-        ldr_host_epochs_later(p->host, &p->base);
-        ldr_host_say(p->host, LARDER_LOG_WARN,
-                     "member %s was away for longer than removals are kept: "
-                     "the spaces concerned were reset",
-                     n->name);
-    }
+    age_s = ldr_max64(age_s, now_s > p->began_s ? now_s - p->began_s : 0);
+    uint64_t minutes = age_s / 60 + 1;
+    return p->began_empty && minutes <= UINT32_MAX >> LDR_MEET_AGE
+               ? LDR_MEET_NEW | (uint32_t)minutes << LDR_MEET_AGE
+               : 0;
 }
 
 /* What this node says of itself, and of the other. */
 static uint32_t flags_for(const ldr_peers_t *p, const ldr_peer_node_t *n)
 {
-    return LDR_MEET_HOMES | (p->leaving ? LDR_MEET_LEAVING : 0) |
+    return LDR_MEET_HOMES | age_flags(p) | (p->leaving ? LDR_MEET_LEAVING : 0) |
            (n->in_view ? LDR_MEET_KNOWN : 0) |
            (ldr_peers_now(p) < n->order_ns ? n->order : 0);
 }
@@ -209,7 +199,6 @@ size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
     uint32_t now_s = ldr_wall_s(p->host->clock);
 
     ldr_host_held(p->host);
-    reset_lost(p, n);
     ldr_meet_t m = {
         .version_major = LARDER_VERSION_MAJOR,
         .run = p->self.run,
@@ -283,6 +272,39 @@ static uint32_t space_after(ldr_store_t *store, uint32_t last,
                : ldr_store_space(store, id);
 }
 
+/* This member may have missed removals that are not kept any more: those of
+ * after it began with nothing, or else all. With the lock. */
+static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n,
+                       const ldr_meet_t *m)
+{
+    ldr_store_t *store = &p->host->store;
+    uint32_t now_s = ldr_wall_s(p->host->clock);
+    uint32_t age_s = (m->flags >> LDR_MEET_AGE) * 60, began_s = 0;
+    bool any = false;
+
+    if ((m->flags & LDR_MEET_NEW) != 0 && age_s < now_s) {
+        began_s = now_s - age_s;
+    }
+    for (uint32_t i = 0;
+         n->sent + 1 < p->removal_first && i < store->space_count; i++) {
+        if (p->lost[i] > 0 && p->lost[i] >= began_s) {
+            p->lost[i] = 0;
+            any = true;
+            ldr_store_set_epoch(store, i,
+                                ldr_epoch_next(store->spaces[i].epoch,
+                                               ldr_rand_next(&p->host->rand)));
+        }
+    }
+    if (any) {
+        p->wanted++;
+        ldr_host_epochs_later(p->host, &p->base);
+        ldr_host_say(p->host, LARDER_LOG_WARN,
+                     "member %s was away for longer than removals are kept: "
+                     "the spaces concerned were reset",
+                     n->name);
+    }
+}
+
 /* True: epochs were raised here. With the lock. */
 static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
 {
@@ -310,6 +332,7 @@ static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
         uint32_t both = epoch_of_both(p, space, theirs);
         if (both != mine) {
             ldr_store_set_epoch(store, space, both);
+            p->lost[space] = 0;
             raised = true;
         }
         p->wanted += both != theirs[0]; /* the others are to hear of it */
@@ -396,6 +419,9 @@ larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
     if (st == LARDER_OK && m->have_run == p->self.run &&
         m->have < p->removal_first + p->removal_count) {
         n->sent = ldr_max64(n->sent, m->have);
+    }
+    if (st == LARDER_OK) {
+        reset_lost(p, n, m);
     }
     ldr_host_unlock(p->host);
     if (raised) { /* recorded before this is answered */
@@ -628,6 +654,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
     *raised_p = false;
     ldr_host_lock(p->host);
     if (space != LDR_NIL) {
+        p->lost[space] = 0;
         st = tell_all(p, "reset", &stop);
     } else {
         ldr_peer_epochs_later(t);

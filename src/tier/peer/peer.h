@@ -182,7 +182,8 @@ typedef struct ldr_homes ldr_homes_t;   /* homes.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
-    uint32_t at_s; /* by this node's wall clock */
+    uint32_t at_s;  /* by this node's wall clock */
+    uint32_t epoch; /* of its space, when this node heard of it */
 } ldr_peer_removal_t;
 
 struct ldr_peers {
@@ -210,9 +211,14 @@ struct ldr_peers {
     uint32_t removal_count;
     uint64_t *removal_ids; /* a set of the ids of all of them */
     uint64_t wanted;       /* counts what members are to be informed of */
-    bool *lost;            /* spaces of removals that were dropped */
+    /* By space: when the last removal was made that is not on the list any
+     * more and not of before a reset; 0: there is none. */
+    uint32_t *lost;
     uint32_t (*lineage)[LDR_LINEAGE]; /* by space: see lineage_of() */
 
+    bool began_empty;      /* this node had nothing when it began, then */
+    uint64_t began_ns;     /* ... by the monotonic clock */
+    uint32_t began_s;      /* ... and by the wall clock */
     uint64_t caught_up_ns; /* nothing was queued for other members then */
     uint64_t flying;       /* bytes on their way into this node */
     bool leaving;          /* this node, by the view */
