@@ -20,8 +20,8 @@
 #define AGAIN_NS 1000000000u /* after a member could not be informed */
 #define KEEP_NS 5000000000u  /* and if all is well */
 #define LIVE_NS 12000000000u
-#define ROWS_MAX 4000u /* removals in one message, and epochs */
-#define IDS (2 * LDR_REMOVALS_MAX)
+#define ROWS_MAX 4000u             /* removals in one message, and epochs */
+#define IDS (2 * LDR_REMOVALS_MAX) /* a power of two: see drop_id() */
 
 /* ---- the list of removals, with the lock ---- */
 
@@ -40,6 +40,25 @@ static uint64_t *id_place(const ldr_peers_t *p, uint64_t id)
     return &p->removal_ids[at];
 }
 
+/* Takes an id out of the set. What was placed behind it moves up, so that it is
+ * found from its own place on. */
+static void drop_id(ldr_peers_t *p, uint64_t id)
+{
+    uint64_t hole = (uint64_t)(id_place(p, id) - p->removal_ids);
+
+    p->removal_ids[hole] = 0;
+    for (uint64_t at = (hole + 1) % IDS; p->removal_ids[at] != 0;
+         at = (at + 1) % IDS) {
+        uint64_t place = p->removal_ids[at] % IDS;
+
+        if ((at - place) % IDS >= (at - hole) % IDS) {
+            p->removal_ids[hole] = p->removal_ids[at];
+            p->removal_ids[at] = 0;
+            hole = at;
+        }
+    }
+}
+
 /* Takes the oldest off the list. Who has not heard of it is to drop what it
  * has of that space. */
 static void forget_oldest(ldr_peers_t *p)
@@ -50,15 +69,9 @@ static void forget_oldest(ldr_peers_t *p)
     if (space != LDR_NIL && r->epoch == p->host->store.spaces[space].epoch) {
         p->lost[space] = (uint32_t)ldr_max64(p->lost[space], r->at_s);
     }
+    drop_id(p, r->row.id);
     p->removal_first++;
     p->removal_count--;
-    /* Others may have been placed behind it: all are placed again. */
-    memset(p->removal_ids, 0, IDS * sizeof(*p->removal_ids));
-    for (uint32_t i = 0; i < p->removal_count; i++) {
-        uint64_t id = removal_at(p, p->removal_first + i)->row.id;
-
-        *id_place(p, id) = id;
-    }
 }
 
 static void remember(ldr_peers_t *p, const ldr_removal_row_t *row)
