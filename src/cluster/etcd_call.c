@@ -272,8 +272,10 @@ uint64_t ldr_etcd_read_header(ldr_json_reader_t *r)
 
 /* ---- a member's value ---- */
 
-/* Who does not have the secret cannot say this: what is in etcd is from a
- * member of this cluster, and not of another one with its name. */
+/* Who does not have the secret cannot make this: somebody who has it has used
+ * this name in this cluster, and not in another one that is called the same. It
+ * says nothing of the address and the weight: who may write to etcd can change
+ * them, or repeat what is gone. Sessions find out who is there. */
 static void make_check(const ldr_cluster_t *c, const ldr_token_t *secret,
                        const char *name, char check[CHECK_HEX + 1])
 {

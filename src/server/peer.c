@@ -211,6 +211,9 @@ static bool do_meet(ldr_peer_conn_t *c)
     }
     ldr_host_lock(host);
     ldr_peer_node_t *n = c->peer != NULL ? c->peer : ldr_peers_node(p, m.name);
+    if (n != NULL) {
+        n->users++;
+    }
     ldr_host_unlock(host);
     larder_status_t st = n != NULL
                              ? ldr_peers_hear(p, n, &m, &c->stop)
@@ -226,9 +229,15 @@ static bool do_meet(ldr_peer_conn_t *c)
         ldr_warn(&c->server->log, "%s: peer '%s' was refused: %s", c->from,
                  m.name, ldr_fail_text());
         ldr_peer_refuse(c, st);
-        return false;
     }
     ldr_host_lock(host);
+    if (n != NULL) {
+        n->users--;
+    }
+    if (st < 0) {
+        ldr_host_unlock(host);
+        return false;
+    }
     if (c->peer == NULL) {
         c->peer = n;
         n->live++;

@@ -69,6 +69,7 @@ typedef struct ldr_shard {
     uint8_t announced : 1; /* its owners were told that it is kept here */
     uint8_t kept : 1;      /* the member that brought it keeps it as well */
     uint8_t admitted : 1;  /* ldr_store_admit() let it in */
+    uint8_t withheld : 1;  /* from disks here: its owner's is to keep it */
     uint8_t refused;       /* not to be written down, until it is used again */
     ldr_queued_t links[LDR_QUEUES_MAX];
     uint32_t fetch_next; /* while reading: the next that waits for that tier */

@@ -56,6 +56,10 @@ typedef struct ldr_meet {
 #define LDR_MEET_MORE 16u   /* more epochs follow in another MEET */
 #define LDR_MEET_NEXT 32u   /* a request: the reply goes on with epochs */
 #define LDR_MEET_HOMES 64u  /* the sender keeps homes: it takes PEER_HOME */
+/* The sender began with nothing, so many minutes ago at most, by the bits from
+ * LDR_MEET_AGE on: it can have missed no removal of before. */
+#define LDR_MEET_NEW 128u
+#define LDR_MEET_AGE 16u
 
 typedef struct ldr_epoch_row {
     uint8_t space[LDR_WIRE_ID_BYTES]; /* as nodes know it */

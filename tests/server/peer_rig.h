@@ -51,6 +51,8 @@ typedef struct setting {
 
 struct rig {
     sim_net_t *net;
+    ldr_clock_t clock; /* of the nodes */
+    uint64_t wall_s;   /* what their wall clocks are ahead */
     unsigned count;
     bool disks;                        /* each has one */
     ldr_handover_t *handover;          /* a member that ends fills it, one that
@@ -140,7 +142,7 @@ static inline void member_up(rig_t *r, unsigned place,
     };
     need(ldr_cluster_open(&cluster, &m->cluster) == LARDER_OK);
     ldr_node_env_t env = {
-        .clock = sim_clock(r->net),
+        .clock = &r->clock,
         .seed = place,
         .io = m->disk != NULL ? simdisk_io(m->disk) : NULL,
         .manual = true,
@@ -190,12 +192,25 @@ static inline void member_down(member_t *m)
     }
 }
 
+static inline uint64_t rig_now(void *rig)
+{
+    return ldr_now_ns(sim_clock(((rig_t *)rig)->net));
+}
+
+static inline uint64_t rig_wall(void *rig)
+{
+    const rig_t *r = rig;
+
+    return ldr_wall_ms(sim_clock(r->net)) + r->wall_s * 1000;
+}
+
 static inline rig_t *peers_with(unsigned count, bool disks,
                                 const setting_t *settings)
 {
     rig_t *r = calloc(1, sizeof(*r));
 
     r->net = sim_net_new(7);
+    r->clock = (ldr_clock_t){rig_now, rig_wall, r};
     r->count = count;
     r->disks = disks;
     for (unsigned i = 1; i <= count; i++) {

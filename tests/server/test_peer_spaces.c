@@ -72,9 +72,8 @@ static larder_status_t say(member_t *m, ldr_peer_node_t *to, unsigned opcode,
     ldr_talk_t v = {0};
 
     content(key, r->data, BYTES);
-    need(ldr_talk_begin(&v, to->remote,
-                        opens ? &m->peers->spaces[m->space]->ref : NULL,
-                        &stop) == LARDER_OK);
+    need(ldr_peer_talk_begin(to, &v, opens ? m->peers->spaces[m->space] : NULL,
+                             &stop) == LARDER_OK);
     v.call.opcode = (uint16_t)opcode;
     v.call.bytes = (uint32_t)compose(ldr_body(v.call.buffer), opcode, v.space,
                                      key, r->data);
@@ -87,7 +86,7 @@ static larder_status_t say(member_t *m, ldr_peer_node_t *to, unsigned opcode,
     if (st != LARDER_OK) {
         ldr_conn_forget(c, &v.call, 0);
     }
-    ldr_talk_end(&v, st);
+    ldr_peer_talk_end(&v, st);
     return st;
 }
 

@@ -24,8 +24,9 @@
 
 typedef struct ldr_here_row {
     larder_key_t key;
+    uint64_t member; /* whose home it is no more; 0: this one has it */
     uint32_t space, epoch;
-    uint16_t group, member; /* LDR_PEER_NONE: this one has it; else: is GONE */
+    uint64_t group; /* no padding: rows are compared */
 } row_t;
 
 /* ---- whose disk ---- */
@@ -109,7 +110,7 @@ static void push(ldr_peer_node_t *n, const row_t *row)
         return;
     }
     if (!make_room(n)) {
-        n->here_all |= row->member == LDR_PEER_NONE;
+        n->here_all |= row->member == 0;
         return;
     }
     *row_at(n, n->here_rows++) = *row;
@@ -150,8 +151,7 @@ void ldr_home_announce(ldr_peers_t *p, uint32_t shard)
         row_t row = {.key = c->key,
                      .space = c->space,
                      .epoch = c->epoch,
-                     .group = c->group,
-                     .member = LDR_PEER_NONE};
+                     .group = c->group};
 
         if (nodes[i]->informed == 0 || nodes[i]->homes) {
             push(nodes[i], &row);
@@ -177,8 +177,8 @@ void ldr_home_say_gone(ldr_peer_node_t *n, uint32_t space,
         row_t row = {.key = *key,
                      .space = space,
                      .epoch = epoch,
-                     .group = (uint16_t)group,
-                     .member = n->number};
+                     .group = group,
+                     .member = n->id};
 
         if (nodes[i] != n && nodes[i]->homes) {
             push(nodes[i], &row);
@@ -216,9 +216,10 @@ static void give_bytes(ldr_peer_node_t *n)
 
     for (uint32_t i = 0; i < n->here_rows; i++) {
         const row_t *r = row_at(n, i);
-        ldr_name_t name = ldr_store_name(store, r->space, r->group, &r->key);
+        ldr_name_t name =
+            ldr_store_name(store, r->space, (uint32_t)r->group, &r->key);
         uint32_t entry = ldr_index_find(&store->index, name.fingerprint,
-                                        r->space, r->group, LDR_NIL);
+                                        r->space, (uint32_t)r->group, LDR_NIL);
         uint32_t chunk = entry != LDR_NIL
                              ? ldr_index_at(&store->index, entry)->resident
                              : LDR_NIL;
@@ -245,16 +246,16 @@ static uint32_t compose(ldr_peer_node_t *n, uint8_t *rows)
 
     while (count < n->here_rows && count < LDR_PEER_HOMES_MAX) {
         const row_t *r = row_at(n, count);
-        bool gone = r->member != LDR_PEER_NONE;
+        bool gone = r->member != 0;
 
         if (r->space != first->space || r->epoch != first->epoch) {
             break;
         }
         ldr_peer_home_t row = {
             .key = r->key,
-            .group = r->group,
+            .group = (uint16_t)r->group,
             .gone = gone,
-            .member = gone ? p->nodes[r->member]->id : p->self.id,
+            .member = gone ? r->member : p->self.id,
         };
         ldr_put_peer_home(rows + (size_t)count * LDR_PEER_HOME_BYTES, &row);
         count++;
@@ -271,8 +272,7 @@ static larder_status_t call(ldr_peer_node_t *n, uint32_t space, uint32_t epoch,
     ldr_stop_t stop = {&p->stop,
                        ldr_peers_now(p) +
                            p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st =
-        ldr_talk_begin(&v, n->remote, &p->spaces[space]->ref, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, p->spaces[space], &stop);
 
     if (st == LARDER_OK) {
         uint8_t *body = ldr_body(v.call.buffer);
@@ -282,7 +282,7 @@ static larder_status_t call(ldr_peer_node_t *n, uint32_t space, uint32_t epoch,
 
         memcpy(body + at, rows, bytes);
         st = ldr_talk_call(&v, LDR_OP_PEER_HOME, at + bytes);
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     return st;
 }
@@ -426,11 +426,7 @@ static void tell(ldr_peers_t *p, uint32_t set, uint32_t space, uint32_t epoch,
 {
     ldr_peer_node_t *nodes[LDR_HOME_RANKS];
     unsigned count = whom(p, set, nodes);
-    row_t row = {.key = *key,
-                 .space = space,
-                 .epoch = epoch,
-                 .group = (uint16_t)group,
-                 .member = LDR_PEER_NONE};
+    row_t row = {.key = *key, .space = space, .epoch = epoch, .group = group};
 
     for (unsigned i = 0; i < count; i++) {
         if (hears(nodes[i])) {

@@ -123,9 +123,8 @@ static bool add_member(ldr_query_t *ask, ldr_query_part_t **parts,
     }
     /* The first that is asked is whom it will be fetched from, most likely. */
     bool second = how == LDR_QUERY_HOME ? row->homes > 0 : row->asked > 0;
-    ldr_query_part_t *part = n->remote != NULL && ldr_breaker_shut(n->remote)
-                                 ? part_of(ask, parts, n->number)
-                                 : NULL;
+    ldr_query_part_t *part =
+        ldr_peer_well(n) ? part_of(ask, parts, n->number) : NULL;
     row->homes += how == LDR_QUERY_HOME;
     if (part != NULL) {
         part->rows[part->count++] = at | how | (second ? LDR_QUERY_SECOND : 0);
@@ -442,10 +441,9 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
     bool wanted = !ask->over && ldr_peers_now(p) < stop.deadline_ns &&
                   LDR_HOLDS(ldr_peers_know(p, ask->space));
     const ldr_peer_space_t *space = p->spaces[ask->space];
-    ldr_remote_t *remote = n->remote;
     ldr_host_unlock(p->host);
     if (wanted) {
-        st = ldr_talk_begin(&v, remote, &space->ref, &stop);
+        st = ldr_peer_talk_begin(n, &v, space, &stop);
     }
     if (st == LARDER_OK) {
         while (st == LARDER_OK && at < part->count) {
@@ -453,7 +451,7 @@ void ldr_peer_ask_part(ldr_peer_node_t *n, ldr_query_part_t *part)
 
             at += ask_some(n, part, at, count, &v, &st);
         }
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     ldr_host_lock(p->host);
     n->n.answered += st == LARDER_OK;

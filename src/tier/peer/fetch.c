@@ -240,8 +240,7 @@ static larder_status_t call(ldr_peer_node_t *n, batch_t *b)
 
     stop.deadline_ns =
         ldr_peers_now(p) + p->host->options.peer_timeout_ms * 1000000u;
-    larder_status_t st =
-        ldr_talk_begin(&v, n->remote, &p->spaces[b->space]->ref, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, p->spaces[b->space], &stop);
     if (st != LARDER_OK) {
         return st;
     }
@@ -256,7 +255,7 @@ static larder_status_t call(ldr_peer_node_t *n, batch_t *b)
             b->wrong += b->rows[b->asked[k]].status == LARDER_E_CORRUPT;
         }
     }
-    ldr_talk_end(&v, last);
+    ldr_peer_talk_end(&v, last);
     return st;
 }
 

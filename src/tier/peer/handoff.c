@@ -64,13 +64,12 @@ static struct ldr_peer_word *take_word(ldr_peer_node_t *n)
 bool ldr_peer_say_word(ldr_peer_node_t *n)
 {
     ldr_peers_t *p = n->tier;
-    struct ldr_peer_word *w = n->remote != NULL ? take_word(n) : NULL;
+    struct ldr_peer_word *w = n->address[0] != '\0' ? take_word(n) : NULL;
 
     ldr_host_held(p->host);
     if (w == NULL) {
         return false;
     }
-    ldr_remote_t *remote = n->remote;
     const ldr_peer_space_t *space =
         w->space != LDR_NIL ? p->spaces[w->space] : NULL;
     ldr_stop_t stop = {&p->stop,
@@ -78,14 +77,13 @@ bool ldr_peer_say_word(ldr_peer_node_t *n)
                            p->host->options.peer_timeout_ms * 1000000u};
     ldr_host_unlock(p->host);
     ldr_talk_t v = {0};
-    larder_status_t st =
-        ldr_talk_begin(&v, remote, space != NULL ? &space->ref : NULL, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, space, &stop);
     if (st == LARDER_OK) {
         w->msg.space = v.space;
         st = ldr_talk_call(
             &v, LDR_OP_PEER_HANDOFF,
             ldr_put_peer_handoff(ldr_body(v.call.buffer), &w->msg));
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     ldr_free(w);
     ldr_host_lock(p->host);

@@ -70,6 +70,34 @@ static home_t *set_of(ldr_homes_t *h, uint64_t print)
     return h->homes[(print * 0x9e3779b97f4a7c15u >> 20) & (h->sets - 1)];
 }
 
+/* Takes the member out, if it is there. */
+static void take_out(home_t *h, uint16_t number)
+{
+    for (unsigned i = 0; i < h->count; i++) {
+        if (h->members[i] == number) {
+            memmove(h->members + i, h->members + i + 1,
+                    (h->count - i - 1u) * sizeof(h->members[0]));
+            h->count--;
+        }
+    }
+}
+
+/* Members whose numbers others have got since are taken out. False: there is
+ * nobody left, and the home is free. */
+static bool is_left(ldr_peers_t *p, home_t *h)
+{
+    for (unsigned i = h->count; i > 0; i--) {
+        if (p->nodes[h->members[i - 1]]->since_s > h->put_s) {
+            take_out(h, h->members[i - 1]);
+        }
+    }
+    if (h->count == 0) {
+        *h = (home_t){0};
+        p->homes->count--;
+    }
+    return h->count > 0;
+}
+
 static home_t *find(ldr_peers_t *p, uint64_t print, uint32_t epoch)
 {
     home_t *set = set_of(p->homes, print);
@@ -77,7 +105,7 @@ static home_t *find(ldr_peers_t *p, uint64_t print, uint32_t epoch)
     ldr_host_held(p->host);
     for (unsigned i = 0; print != 0 && i < WAYS; i++) {
         if (set[i].print == print && set[i].epoch == epoch) {
-            return &set[i];
+            return is_left(p, &set[i]) ? &set[i] : NULL;
         }
     }
     return NULL;
@@ -106,18 +134,6 @@ static home_t *make(ldr_peers_t *p, uint64_t print, uint32_t epoch)
     p->homes->count += to->print == 0;
     *to = (home_t){.print = print, .epoch = epoch, .reader = LDR_PEER_NONE};
     return to;
-}
-
-/* Takes the member out, if it is there. */
-static void take_out(home_t *h, uint16_t number)
-{
-    for (unsigned i = 0; i < h->count; i++) {
-        if (h->members[i] == number) {
-            memmove(h->members + i, h->members + i + 1,
-                    (h->count - i - 1u) * sizeof(h->members[0]));
-            h->count--;
-        }
-    }
 }
 
 void ldr_home_put(ldr_peer_node_t *n, uint64_t fingerprint, uint32_t epoch)

@@ -43,7 +43,8 @@
  *     admits depends on a home: bytes that come from one go through admit like
  *     all others (store/store.h), and the one who has them has heard of every
  *     removal that this node has heard of before they talk (meet.c).
- *  2. A home names members by their numbers in peers->nodes, which stay.
+ *  2. A home names members by their numbers in peers->nodes. One whose entry
+ *     another member has taken since is not found.
  *  3. There are at most `peer_homes` of them. In a set of 8 the one that was
  *     announced or read last longest ago makes room.
  *  4. What a member is to be told stays in its ring `here`, of LDR_HERE_MAX

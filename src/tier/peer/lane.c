@@ -15,9 +15,9 @@ static unsigned lane_count(const ldr_peers_t *p)
 /* When the member is met next; UINT64_MAX: not before it is in the view. */
 static uint64_t meets_ns(const ldr_peer_node_t *n)
 {
-    return n->remote == NULL || !n->in_view ? UINT64_MAX
-           : n->tried < n->tier->wanted     ? 0
-                                            : n->again_ns;
+    return !n->in_view || n->address[0] == '\0' ? UINT64_MAX
+           : n->tried < n->tier->wanted         ? 0
+                                                : n->again_ns;
 }
 
 static ldr_query_part_t *take_ask(ldr_peer_node_t *n)
@@ -60,7 +60,7 @@ static bool work(struct ldr_peer_lane *lane)
         ldr_host_lock(p->host);
         return true;
     }
-    if (lane->number == 0 && n->fetch_head != LDR_NIL && n->remote != NULL &&
+    if (lane->number == 0 && n->fetch_head != LDR_NIL &&
         ldr_peers_now(p) >= n->renew_ns) {
         ldr_peer_renew(n);
         return true;
@@ -104,7 +104,7 @@ static void *lane_main(void *arg)
     ldr_peers_t *p = n->tier;
 
     ldr_host_lock(p->host);
-    while (!p->stop) {
+    while (!p->stop && !n->rests) {
         if (work(lane)) {
             continue;
         }
@@ -134,7 +134,7 @@ static void begin(ldr_peer_node_t *n, unsigned number)
     ldr_peers_t *p = n->tier;
     struct ldr_peer_lane *lane = &n->lanes[number];
 
-    if (!lane->runs && !p->stop) {
+    if (!lane->runs && !p->stop && !n->rests) {
         lane->node = n;
         lane->number = number;
         lane->runs = p->threads->start(p->threads->arg, &lane->thread,
@@ -175,6 +175,71 @@ void ldr_lane_wake(ldr_peer_node_t *n, bool moves)
     } else if (!moves) {
         wake_idle(n, 1, count); /* any lane can ask while the first one does */
     }
+}
+
+bool ldr_lanes_run(const ldr_peer_node_t *n)
+{
+    unsigned i = 0;
+
+    while (i < LDR_PEER_LANES && !n->lanes[i].runs) {
+        i++;
+    }
+    return i < LDR_PEER_LANES;
+}
+
+bool ldr_peer_gone(const ldr_peer_node_t *n)
+{
+    bool busy = n->asks != NULL || n->awaiting != NULL || n->words != NULL ||
+                n->save_count > 0 || n->fetch_head != LDR_NIL || n->leased > 0;
+
+    for (unsigned i = 0; i < LDR_PEER_LANES; i++) {
+        busy = busy || (n->lanes[i].runs && !n->lanes[i].idle);
+    }
+    return !busy && !n->in_view && !n->rests && n->live == 0 && n->users == 0 &&
+           ldr_peers_now(n->tier) - n->seen_ns >= LDR_GONE_NS;
+}
+
+/* Its lanes wait: they end as soon as they are woken. It may be in the view
+ * again when they have. */
+static void put_to_rest(ldr_peer_node_t *n)
+{
+    ldr_peers_t *p = n->tier;
+
+    n->rests = true;
+    while (wake_idle(n, 0, LDR_PEER_LANES)) {
+    }
+    ldr_host_unlock(p->host);
+    for (unsigned i = 0; i < LDR_PEER_LANES; i++) {
+        if (n->lanes[i].runs) {
+            p->threads->join(p->threads->arg, n->lanes[i].thread);
+        }
+    }
+    ldr_peer_way_end(n);
+    ldr_host_lock(p->host);
+    for (unsigned i = 0; i < LDR_PEER_LANES; i++) {
+        n->lanes[i].runs = false;
+    }
+    ldr_here_end(n);
+    n->here_all = true;
+    n->rests = false;
+    if (!ldr_peer_gone(n)) {
+        ldr_lane_wake(n, false);
+        ldr_lane_wake(n, true);
+    }
+}
+
+bool ldr_peers_rest(ldr_peers_t *p)
+{
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if ((n->way != NULL || ldr_lanes_run(n)) && ldr_peer_gone(n)) {
+            put_to_rest(n);
+            return true;
+        }
+    }
+    return false;
 }
 
 void ldr_lanes_end(ldr_peers_t *p)

@@ -5,7 +5,8 @@
  * A removal has a random id; a member that has it in its list has carried it
  * out. The list keeps removals for a day. If it overflows, or a member was away
  * for longer, what it has of the spaces concerned cannot be trusted: they are
- * reset, everywhere.
+ * reset, everywhere. Not so where the member began with nothing after the last
+ * removal that is not on the list (LDR_MEET_NEW).
  */
 #include <stdio.h>
 #include <string.h>
@@ -19,8 +20,8 @@
 #define AGAIN_NS 1000000000u /* after a member could not be informed */
 #define KEEP_NS 5000000000u  /* and if all is well */
 #define LIVE_NS 12000000000u
-#define ROWS_MAX 4000u /* removals in one message, and epochs */
-#define IDS (2 * LDR_REMOVALS_MAX)
+#define ROWS_MAX 4000u             /* removals in one message, and epochs */
+#define IDS (2 * LDR_REMOVALS_MAX) /* a power of two: see drop_id() */
 
 /* ---- the list of removals, with the lock ---- */
 
@@ -39,6 +40,25 @@ static uint64_t *id_place(const ldr_peers_t *p, uint64_t id)
     return &p->removal_ids[at];
 }
 
+/* Takes an id out of the set. What was placed behind it moves up, so that it is
+ * found from its own place on. */
+static void drop_id(ldr_peers_t *p, uint64_t id)
+{
+    uint64_t hole = (uint64_t)(id_place(p, id) - p->removal_ids);
+
+    p->removal_ids[hole] = 0;
+    for (uint64_t at = (hole + 1) % IDS; p->removal_ids[at] != 0;
+         at = (at + 1) % IDS) {
+        uint64_t place = p->removal_ids[at] % IDS;
+
+        if ((at - place) % IDS >= (at - hole) % IDS) {
+            p->removal_ids[hole] = p->removal_ids[at];
+            p->removal_ids[at] = 0;
+            hole = at;
+        }
+    }
+}
+
 /* Takes the oldest off the list. Who has not heard of it is to drop what it
  * has of that space. */
 static void forget_oldest(ldr_peers_t *p)
@@ -46,18 +66,12 @@ static void forget_oldest(ldr_peers_t *p)
     const ldr_peer_removal_t *r = removal_at(p, p->removal_first);
     uint32_t space = ldr_store_space(&p->host->store, r->row.space);
 
-    if (space != LDR_NIL) {
-        p->lost[space] = true;
+    if (space != LDR_NIL && r->epoch == p->host->store.spaces[space].epoch) {
+        p->lost[space] = (uint32_t)ldr_max64(p->lost[space], r->at_s);
     }
+    drop_id(p, r->row.id);
     p->removal_first++;
     p->removal_count--;
-    /* Others may have been placed behind it: all are placed again. */
-    memset(p->removal_ids, 0, IDS * sizeof(*p->removal_ids));
-    for (uint32_t i = 0; i < p->removal_count; i++) {
-        uint64_t id = removal_at(p, p->removal_first + i)->row.id;
-
-        *id_place(p, id) = id;
-    }
 }
 
 static void remember(ldr_peers_t *p, const ldr_removal_row_t *row)
@@ -71,8 +85,10 @@ static void remember(ldr_peers_t *p, const ldr_removal_row_t *row)
         forget_oldest(p);
     }
     ldr_peer_removal_t *r = removal_at(p, p->removal_first + p->removal_count);
+    uint32_t space = ldr_store_space(&p->host->store, row->space);
     r->row = *row;
     r->at_s = now_s - (row->age_s < now_s ? row->age_s : 0);
+    r->epoch = space != LDR_NIL ? p->host->store.spaces[space].epoch : 0;
     p->removal_count++;
     *id_place(p, row->id) = row->id;
 }
@@ -146,36 +162,23 @@ static uint32_t epoch_of_both(ldr_peers_t *p, uint32_t space,
 
 /* ---- saying ---- */
 
-/* This member may have missed removals that are not kept any more. */
-static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n)
+/* Since when this node has what it has, if it began with nothing. */
+static uint32_t age_flags(const ldr_peers_t *p)
 {
-    ldr_store_t *store = &p->host->store;
-    bool any = false;
+    uint64_t age_s = (ldr_peers_now(p) - p->began_ns) / 1000000000u;
+    uint32_t now_s = ldr_wall_s(p->host->clock);
 
-    for (uint32_t i = 0;
-         n->sent + 1 < p->removal_first && i < store->space_count; i++) {
-        if (p->lost[i]) {
-            p->lost[i] = false;
-            any = true;
-            ldr_store_set_epoch(store, i,
-                                ldr_epoch_next(store->spaces[i].epoch,
-                                               ldr_rand_next(&p->host->rand)));
-        }
-    }
-    if (any) {
-        p->wanted++;
-        ldr_host_epochs_later(p->host, &p->base);
-        ldr_host_say(p->host, LARDER_LOG_WARN,
-                     "member %s was away for longer than removals are kept: "
-                     "the spaces concerned were reset",
-                     n->name);
-    }
+    age_s = ldr_max64(age_s, now_s > p->began_s ? now_s - p->began_s : 0);
+    uint64_t minutes = age_s / 60 + 1;
+    return p->began_empty && minutes <= UINT32_MAX >> LDR_MEET_AGE
+               ? LDR_MEET_NEW | (uint32_t)minutes << LDR_MEET_AGE
+               : 0;
 }
 
 /* What this node says of itself, and of the other. */
 static uint32_t flags_for(const ldr_peers_t *p, const ldr_peer_node_t *n)
 {
-    return LDR_MEET_HOMES | (p->leaving ? LDR_MEET_LEAVING : 0) |
+    return LDR_MEET_HOMES | age_flags(p) | (p->leaving ? LDR_MEET_LEAVING : 0) |
            (n->in_view ? LDR_MEET_KNOWN : 0) |
            (ldr_peers_now(p) < n->order_ns ? n->order : 0);
 }
@@ -209,7 +212,6 @@ size_t ldr_peers_say(ldr_peers_t *p, const ldr_peer_node_t *n, uint64_t from,
     uint32_t now_s = ldr_wall_s(p->host->clock);
 
     ldr_host_held(p->host);
-    reset_lost(p, n);
     ldr_meet_t m = {
         .version_major = LARDER_VERSION_MAJOR,
         .run = p->self.run,
@@ -283,6 +285,39 @@ static uint32_t space_after(ldr_store_t *store, uint32_t last,
                : ldr_store_space(store, id);
 }
 
+/* This member may have missed removals that are not kept any more: those of
+ * after it began with nothing, or else all. With the lock. */
+static void reset_lost(ldr_peers_t *p, const ldr_peer_node_t *n,
+                       const ldr_meet_t *m)
+{
+    ldr_store_t *store = &p->host->store;
+    uint32_t now_s = ldr_wall_s(p->host->clock);
+    uint32_t age_s = (m->flags >> LDR_MEET_AGE) * 60, began_s = 0;
+    bool any = false;
+
+    if ((m->flags & LDR_MEET_NEW) != 0 && age_s < now_s) {
+        began_s = now_s - age_s;
+    }
+    for (uint32_t i = 0;
+         n->sent + 1 < p->removal_first && i < store->space_count; i++) {
+        if (p->lost[i] > 0 && p->lost[i] >= began_s) {
+            p->lost[i] = 0;
+            any = true;
+            ldr_store_set_epoch(store, i,
+                                ldr_epoch_next(store->spaces[i].epoch,
+                                               ldr_rand_next(&p->host->rand)));
+        }
+    }
+    if (any) {
+        p->wanted++;
+        ldr_host_epochs_later(p->host, &p->base);
+        ldr_host_say(p->host, LARDER_LOG_WARN,
+                     "member %s was away for longer than removals are kept: "
+                     "the spaces concerned were reset",
+                     n->name);
+    }
+}
+
 /* True: epochs were raised here. With the lock. */
 static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
 {
@@ -310,6 +345,7 @@ static bool hear_epochs(ldr_peers_t *p, const ldr_meet_t *m)
         uint32_t both = epoch_of_both(p, space, theirs);
         if (both != mine) {
             ldr_store_set_epoch(store, space, both);
+            p->lost[space] = 0;
             raised = true;
         }
         p->wanted += both != theirs[0]; /* the others are to hear of it */
@@ -397,6 +433,9 @@ larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
         m->have < p->removal_first + p->removal_count) {
         n->sent = ldr_max64(n->sent, m->have);
     }
+    if (st == LARDER_OK) {
+        reset_lost(p, n, m);
+    }
     ldr_host_unlock(p->host);
     if (raised) { /* recorded before this is answered */
         st = ldr_host_epochs(p->host, &p->base);
@@ -472,10 +511,9 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
     return st;
 }
 
-larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
+larder_status_t ldr_peer_meet(ldr_peer_node_t *n, ldr_link_t *link,
                               const ldr_stop_t *stop)
 {
-    ldr_peer_node_t *n = node;
     ldr_call_t call = {.buffer = ldr_buffer_take(link->remote)};
 
     if (call.buffer == NULL) {
@@ -493,19 +531,26 @@ void ldr_peer_tell(ldr_peer_node_t *n)
 
     ldr_host_lock(p->host);
     uint64_t wanted = p->wanted;
-    ldr_remote_t *remote = n->remote;
     uint64_t now_ns = ldr_peers_now(p);
     ldr_host_unlock(p->host);
     ldr_stop_t stop = {&p->stop,
                        now_ns + p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st = ldr_talk_begin(&v, remote, NULL, &stop);
+    larder_status_t st = ldr_peer_way_open(n);
+    bool opened = st == LARDER_OK;
+    if (opened) {
+        st = ldr_peer_talk_begin(n, &v, NULL, &stop);
+    }
     uint64_t begin_ns = ldr_peers_now(p);
     if (st == LARDER_OK) {
         st = exchange(n, v.link, &v.call, &stop);
         v.heard = st == LARDER_OK;
-        ldr_talk_end(&v, st);
+        ldr_peer_talk_end(&v, st);
     }
     ldr_host_lock(p->host);
+    if (!opened && strncmp(n->why, ldr_fail_text(), sizeof(n->why) - 1) != 0) {
+        ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
+                     n->address, ldr_fail_text());
+    }
     snprintf(n->why, sizeof(n->why), "%s",
              st == LARDER_OK ? "" : ldr_fail_text());
     if (st == LARDER_OK) {
@@ -529,7 +574,7 @@ void ldr_peers_wait_met(ldr_peers_t *p, uint64_t wanted, const ldr_stop_t *stop)
         for (unsigned i = 0; i < count; i++) {
             const ldr_peer_node_t *n = p->nodes[i];
 
-            waits = waits || (n->in_view && n->remote != NULL &&
+            waits = waits || (n->in_view && n->address[0] != '\0' &&
                               n->informed < wanted && n->tried < wanted);
         }
         if (waits && !ldr_host_wait_stop(p->host, stop)) {
@@ -622,6 +667,7 @@ larder_status_t ldr_peer_epochs(ldr_tier_t *t, uint32_t space,
     *raised_p = false;
     ldr_host_lock(p->host);
     if (space != LDR_NIL) {
+        p->lost[space] = 0;
         st = tell_all(p, "reset", &stop);
     } else {
         ldr_peer_epochs_later(t);

@@ -1,70 +1,26 @@
 /* The peer tier's row: its life, its members, and finding. */
 #include "tier/peer/peer.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
 #include "base/grow.h"
 #include "base/mem.h"
-#include "net/pool.h"
 #include "tier/peer/homes.h"
+
+#define LOOK_NS UINT64_C(1000000000) /* for an entry that becomes free */
 
 /* ---- members ---- */
 
-void ldr_peer_link_options(ldr_options_t *o, const char *address)
+/* A new entry; NULL: too many, no memory. */
+static ldr_peer_node_t *add_node(ldr_peers_t *p)
 {
-    o->scheme = LDR_SCHEME_TCP;
-    snprintf(o->address, sizeof(o->address), "%s", address);
-    snprintf(o->tenant, sizeof(o->tenant), "%s", LDR_PEER_TENANT);
-    snprintf(o->token_file, sizeof(o->token_file), "%s", o->cluster_secret);
-    o->connections = o->peer_lanes;
-    o->timeout_ms = o->breaker_ms = o->peer_timeout_ms;
-    o->spin_us = 0;
-    o->tls = o->cluster_tls;
-    memcpy(o->tls_cert, o->cluster_cert, sizeof(o->tls_cert));
-    memcpy(o->tls_key, o->cluster_key, sizeof(o->tls_key));
-    memcpy(o->tls_ca, o->cluster_ca, sizeof(o->tls_ca));
-    memcpy(o->tls_name, o->cluster_cert_name, sizeof(o->tls_name));
-}
-
-static larder_status_t remote_open(ldr_peer_node_t *n)
-{
-    ldr_peers_t *p = n->tier;
-    ldr_host_t *host = p->host;
-    ldr_options_t *o = ldr_alloc(sizeof(*o));
-    ldr_net_env_t env = {
-        .log = host->log,
-        .clock = host->clock,
-        .threads = p->threads,
-        .transport = host->transport,
-        .seed = ldr_rand_next(&host->rand),
-        .meet = ldr_peer_meet,
-        .meet_arg = n,
-    };
-
-    if (o == NULL) {
-        return LARDER_E_NO_MEMORY;
-    }
-    *o = host->options;
-    ldr_peer_link_options(o, n->address);
-    larder_status_t st =
-        ldr_remote_create(o, &ldr_links_pool, &env, &n->remote);
-    ldr_free(o);
-    return st;
-}
-
-ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
-{
-    ldr_host_held(p->host);
-    for (unsigned i = 0; i < p->node_count; i++) {
-        if (strcmp(p->nodes[i]->name, name) == 0) {
-            return p->nodes[i];
-        }
-    }
     ldr_peer_node_t *n =
         p->node_count < LDR_PEERS_MAX ? ldr_alloc(sizeof(*n)) : NULL;
     unsigned lanes = 0;
+
     while (n != NULL && lanes < LDR_PEER_LANES &&
            ldr_cond_init(&n->lanes[lanes].wake)) {
         lanes++;
@@ -76,16 +32,61 @@ ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
         ldr_free(n);
         return NULL;
     }
-    n->tier = p;
     n->number = (uint16_t)p->node_count;
-    n->id = ldr_member_id(name);
-    snprintf(n->name, sizeof(n->name), "%s", name);
-    n->asks_end = &n->asks;
-    n->words_end = &n->words;
-    n->saves_end = &n->saves;
-    n->fetch_head = n->fetch_tail = LDR_NIL;
-    n->here_all = true;
     p->nodes[p->node_count++] = n;
+    return n;
+}
+
+/* The entry of the member that is gone for longest, for another one. NULL: none
+ * is gone, or those that are have not come to rest. */
+static ldr_peer_node_t *take_over(ldr_peers_t *p)
+{
+    ldr_peer_node_t *oldest = NULL;
+
+    for (unsigned i = 0; i < p->node_count; i++) {
+        ldr_peer_node_t *n = p->nodes[i];
+
+        if (n->way == NULL && ldr_peer_gone(n) && !ldr_lanes_run(n) &&
+            (oldest == NULL || n->seen_ns < oldest->seen_ns)) {
+            oldest = n;
+        }
+    }
+    if (oldest != NULL) {
+        uint16_t number = oldest->number;
+
+        memset(oldest, 0, offsetof(ldr_peer_node_t, lanes));
+        oldest->number = number;
+        oldest->since_s = (uint32_t)(ldr_peers_now(p) / UINT64_C(1000000000));
+    }
+    return oldest;
+}
+
+ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name)
+{
+    ldr_peer_node_t *n = NULL;
+
+    ldr_host_held(p->host);
+    for (unsigned i = 0; i < p->node_count && n == NULL; i++) {
+        n = strcmp(p->nodes[i]->name, name) == 0 ? p->nodes[i] : NULL;
+    }
+    bool known = n != NULL;
+    if (!known) {
+        n = p->node_count < LDR_PEERS_MAX ? add_node(p) : take_over(p);
+    }
+    if (n == NULL) {
+        return NULL;
+    }
+    n->seen_ns = ldr_peers_now(p);
+    if (!known) {
+        n->tier = p;
+        n->id = ldr_member_id(name);
+        snprintf(n->name, sizeof(n->name), "%s", name);
+        n->asks_end = &n->asks;
+        n->words_end = &n->words;
+        n->saves_end = &n->saves;
+        n->fetch_head = n->fetch_tail = LDR_NIL;
+        n->here_all = true;
+    }
     return n;
 }
 
@@ -100,45 +101,35 @@ ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name)
     return NULL;
 }
 
-/* A member that is at another address now is called there; calls under way end
- * where they are. */
+/* A member that is at another address now is called there as soon as its first
+ * lane has made the way. */
 static void move_to(ldr_peer_node_t *n, const char *address)
 {
-    ldr_peers_t *p = n->tier;
-
-    if (strcmp(n->address, address) == 0 ||
-        (n->remote != NULL && p->retired_count == LDR_PEERS_MAX)) {
-        return;
-    }
-    if (n->remote != NULL) {
-        p->retired[p->retired_count++] = n->remote;
-        n->remote = NULL;
-    }
-    snprintf(n->address, sizeof(n->address), "%s", address);
-    if (remote_open(n) != LARDER_OK) {
-        ldr_host_say(p->host, LARDER_LOG_ERROR, "member %s at %s: %s", n->name,
-                     address, ldr_fail_text());
+    if (strcmp(n->address, address) != 0) {
+        snprintf(n->address, sizeof(n->address), "%s", address);
+        n->tried = 0;
     }
 }
 
-larder_status_t ldr_peers_renew(ldr_peers_t *p)
+/* A member of the view has no entry; NULL: all have one. It is said once. */
+static void note_missing(ldr_peers_t *p, const char *name)
 {
-    larder_status_t st = LARDER_OK;
-
-    ldr_host_lock(p->host);
-    for (unsigned i = 0; i < p->node_count && st == LARDER_OK; i++) {
-        st = p->nodes[i]->remote != NULL ? ldr_pool_renew(p->nodes[i]->remote)
-                                         : LARDER_OK;
+    if (name != NULL && p->look_ns == 0) {
+        ldr_host_say(p->host, LARDER_LOG_ERROR,
+                     "member %s cannot be called: there is no memory, or %u "
+                     "names of members are known and too few of them are gone "
+                     "for a minute; it is tried again",
+                     name, p->node_count);
     }
-    ldr_host_unlock(p->host);
-    return st;
+    p->look_ns = name != NULL ? ldr_peers_now(p) + LOOK_NS : 0;
 }
 
 void ldr_peers_look(ldr_peers_t *p)
 {
     ldr_host_held(p->host);
     if (p->view != NULL &&
-        p->view->generation == ldr_cluster_generation(p->cluster)) {
+        p->view->generation == ldr_cluster_generation(p->cluster) &&
+        (p->look_ns == 0 || ldr_peers_now(p) < p->look_ns)) {
         return;
     }
     const ldr_view_t *view = ldr_cluster_view(p->cluster);
@@ -148,8 +139,12 @@ void ldr_peers_look(ldr_peers_t *p)
         return;
     }
     for (unsigned i = 0; i < p->node_count; i++) {
-        p->nodes[i]->in_view = false;
+        if (p->nodes[i]->in_view) {
+            p->nodes[i]->in_view = false;
+            p->nodes[i]->seen_ns = ldr_peers_now(p);
+        }
     }
+    const char *missing = NULL;
     for (uint32_t i = 0; i < view->count; i++) {
         const ldr_member_t *m = &view->members[i];
         ldr_peer_node_t *n =
@@ -159,8 +154,11 @@ void ldr_peers_look(ldr_peers_t *p)
         if (n != NULL) {
             n->in_view = true;
             move_to(n, m->address);
+        } else if (i != view->self) {
+            missing = m->name;
         }
     }
+    note_missing(p, missing);
     if (p->view != NULL) {
         ldr_view_give(p->view);
     }
@@ -172,11 +170,6 @@ void ldr_peers_look(ldr_peers_t *p)
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_lane_wake(p->nodes[i], false); /* those that are new are met */
     }
-}
-
-bool ldr_peer_well(const ldr_peer_node_t *n)
-{
-    return n->remote != NULL && n->in_view && ldr_breaker_shut(n->remote);
 }
 
 unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
@@ -237,17 +230,12 @@ static void peer_destroy(ldr_tier_t *t)
     for (unsigned i = 0; i < p->node_count; i++) {
         ldr_peer_node_t *n = p->nodes[i];
 
-        if (n->remote != NULL) {
-            ldr_remote_destroy(n->remote);
-        }
+        ldr_peer_way_end(n);
         ldr_here_end(n);
         for (unsigned k = 0; k < LDR_PEER_LANES; k++) {
             pthread_cond_destroy(&n->lanes[k].wake);
         }
         ldr_free(n);
-    }
-    for (unsigned i = 0; i < p->retired_count; i++) {
-        ldr_remote_destroy(p->retired[i]);
     }
     for (uint32_t i = 0; p->spaces != NULL && i < LDR_SPACES_MAX; i++) {
         ldr_free(p->spaces[i]);
@@ -268,7 +256,6 @@ static void peer_destroy(ldr_tier_t *t)
     ldr_free(p->copies);
     ldr_free(p->by_place);
     ldr_free(p->nodes);
-    ldr_free(p->retired);
     ldr_free(p->removals);
     ldr_free(p->removal_ids);
     ldr_free(p->lost);
@@ -300,7 +287,6 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->removal_first = 1;
     p->wanted = 1;
     p->nodes = ldr_alloc(LDR_PEERS_MAX * sizeof(*p->nodes));
-    p->retired = ldr_alloc(LDR_PEERS_MAX * sizeof(ldr_remote_t *));
     p->where = ldr_where_open(host->clock);
     p->leases = ldr_peer_leases_open();
     p->hot = ldr_hot_open();
@@ -311,10 +297,10 @@ static larder_status_t peer_open(ldr_host_t *host)
     p->removal_ids = ldr_alloc(2 * LDR_REMOVALS_MAX * sizeof(uint64_t));
     p->lost = ldr_alloc(LDR_SPACES_MAX * sizeof(*p->lost));
     p->lineage = ldr_reserve(LDR_SPACES_MAX * sizeof(*p->lineage));
-    if (p->nodes == NULL || p->retired == NULL || p->where == NULL ||
-        p->leases == NULL || p->hot == NULL || p->homes == NULL ||
-        p->copies == NULL || p->spaces == NULL || p->removals == NULL ||
-        p->removal_ids == NULL || p->lost == NULL) {
+    if (p->nodes == NULL || p->where == NULL || p->leases == NULL ||
+        p->hot == NULL || p->homes == NULL || p->copies == NULL ||
+        p->spaces == NULL || p->removals == NULL || p->removal_ids == NULL ||
+        p->lost == NULL || p->lineage == NULL) {
         peer_destroy(&p->base);
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for peers");
     }
@@ -334,6 +320,10 @@ static larder_status_t peer_start(ldr_tier_t *t)
         return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
     }
     ldr_host_lock(p->host);
+    p->began_empty = p->host->store.index.entry_count == 0 &&
+                     p->host->store.disks_absent == 0;
+    p->began_ns = ldr_peers_now(p);
+    p->began_s = ldr_wall_s(p->host->clock);
     ldr_peers_look(p);
     ldr_host_unlock(p->host);
     return LARDER_OK;

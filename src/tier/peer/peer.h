@@ -29,8 +29,10 @@
  * the node ever waits for a member but those that reset, remove or flush.
  *
  * Invariants, all with the node's lock:
- *  1. A member that has been met stays in `nodes` until the tier is destroyed;
- *     its place there is its number.
+ *  1. An entry of `nodes` stays until the tier is destroyed; its place there is
+ *     its number. A member keeps its entry until LDR_PEERS_MAX others have one
+ *     and it was out of the view, with nothing under way, for LDR_GONE_NS: then
+ *     its lanes and its way have ended, and another one may take the entry.
  *  2. A shard in state READING whose tier is PEER is in exactly one list
  *     `fetch`, or in the hands of one lane, which ends it with
  *     ldr_load_came() or ldr_load_failed().
@@ -64,6 +66,7 @@
 
 #define LDR_PEER_QUEUE 2u
 #define LDR_PEERS_MAX 1024u
+#define LDR_GONE_NS UINT64_C(60000000000)
 #define LDR_PEER_LANES 16u
 #define LDR_PEER_BATCH 32u                       /* shards moved at once */
 #define LDR_PEER_BATCH_BYTES ((uint64_t)8 << 20) /* or the first alone */
@@ -76,6 +79,7 @@
 
 typedef struct ldr_peers ldr_peers_t;
 typedef struct ldr_peer_node ldr_peer_node_t;
+typedef struct ldr_peer_way ldr_peer_way_t; /* way.c */
 
 #define LDR_QUERY_SECOND                                                       \
     (1u << 31)                    /* the member is not the first for this row */
@@ -116,8 +120,13 @@ struct ldr_peer_node {
     char name[LDR_MEMBER_NAME];
     char address[LDR_MEMBER_ADDRESS];
     bool in_view;
-    bool leaving;         /* by its own word, in this run of it */
-    ldr_remote_t *remote; /* NULL: no address is known */
+    uint64_t seen_ns; /* when it was in the view last, or said who it is */
+    uint32_t since_s; /* it has this entry since then; 0: from the first on */
+    unsigned users;   /* sessions of its that say who they are just now */
+    bool rests;       /* its lanes are being ended, and none begins */
+    bool leaving;     /* by its own word, in this run of it */
+    ldr_peer_way_t *way; /* NULL: there is none yet (way.c) */
+    bool lost;           /* none could be made to its address */
 
     /* Meeting. Counts of peers->wanted: */
     uint64_t tried, informed; /* begun and ended; and well */
@@ -155,7 +164,8 @@ struct ldr_peer_node {
     ldr_peer_batch_t *saves, **saves_end;
     unsigned save_count; /* batches, those in hand too */
     unsigned saving;     /* lanes that have one in hand */
-    struct ldr_peer_lane {
+    ldr_peer_counts_t n;
+    struct ldr_peer_lane { /* last: what is before goes with the member */
         ldr_peer_node_t *node;
         pthread_t thread;
         unsigned number;
@@ -163,7 +173,6 @@ struct ldr_peer_node {
         bool idle; /* it waits for `wake`; whoever wakes it clears this */
         pthread_cond_t wake;
     } lanes[LDR_PEER_LANES];
-    ldr_peer_counts_t n;
 };
 
 typedef struct ldr_where ldr_where_t;   /* where.c */
@@ -173,7 +182,8 @@ typedef struct ldr_homes ldr_homes_t;   /* homes.c */
 
 typedef struct ldr_peer_removal {
     ldr_removal_row_t row;
-    uint32_t at_s; /* by this node's wall clock */
+    uint32_t at_s;  /* by this node's wall clock */
+    uint32_t epoch; /* of its space, when this node heard of it */
 } ldr_peer_removal_t;
 
 struct ldr_peers {
@@ -188,8 +198,7 @@ struct ldr_peers {
     unsigned node_count;
     const ldr_view_t *view; /* that nodes were made of */
     uint16_t *by_place;     /* nodes by their places in it */
-    ldr_remote_t **retired; /* of addresses that members have left */
-    unsigned retired_count;
+    uint64_t look_ns; /* 0; or some had no entry: it is looked at again then */
     ldr_where_t *where;
     ldr_leases_t *leases;
     ldr_hot_t *hot;
@@ -202,9 +211,14 @@ struct ldr_peers {
     uint32_t removal_count;
     uint64_t *removal_ids; /* a set of the ids of all of them */
     uint64_t wanted;       /* counts what members are to be informed of */
-    bool *lost;            /* spaces of removals that were dropped */
+    /* By space: when the last removal was made that is not on the list any
+     * more and not of before a reset; 0: there is none. */
+    uint32_t *lost;
     uint32_t (*lineage)[LDR_LINEAGE]; /* by space: see lineage_of() */
 
+    bool began_empty;      /* this node had nothing when it began, then */
+    uint64_t began_ns;     /* ... by the monotonic clock */
+    uint32_t began_s;      /* ... and by the wall clock */
     uint64_t caught_up_ns; /* nothing was queued for other members then */
     uint64_t flying;       /* bytes on their way into this node */
     bool leaving;          /* this node, by the view */
@@ -249,15 +263,11 @@ static inline uint64_t ldr_peers_now(const ldr_peers_t *p)
 
 /* Takes a new view up, if there is one. */
 void ldr_peers_look(ldr_peers_t *p);
-/* Reads this member's certificates again, for connections that begin from here
- * on. Without the lock. */
-larder_status_t ldr_peers_renew(ldr_peers_t *p);
 /* The member with this name, other than this node; NULL: there is none. */
 ldr_peer_node_t *ldr_peers_named(const ldr_peers_t *p, const char *name);
-/* The node with this name, added if it is new; NULL: too many, no memory. */
+/* The node with this name, added if it is new, maybe in the entry of one that
+ * is gone; NULL: too many, no memory. */
 ldr_peer_node_t *ldr_peers_node(ldr_peers_t *p, const char *name);
-/* Whether it can be called now: it has an address, and its breaker is shut. */
-bool ldr_peer_well(const ldr_peer_node_t *n);
 /* The nodes that own a chunk, this one left out; *mine_p: its own rank, or
  * LDR_NOBODY. Gives how many. copies: those that keep it; else by rank. */
 unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
@@ -267,15 +277,42 @@ unsigned ldr_peers_owners(ldr_peers_t *p, const larder_key_t *key, bool copies,
 bool ldr_peers_fly(ldr_peers_t *p, uint64_t bytes);
 void ldr_peers_land(ldr_peers_t *p, uint64_t bytes);
 
+/* ---- the way to a member (way.c); without the lock ---- */
+
 /* What a connection to the member at this address takes, from the options of a
  * node: cluster_secret, cluster_tls... */
 void ldr_peer_link_options(ldr_options_t *o, const char *address);
+/* In a lane: makes the way to the address that the member has now, if there is
+ * none. A failure leaves the one of before. */
+larder_status_t ldr_peer_way_open(ldr_peer_node_t *n);
+/* Ends it, and waits for that, unless a call has it in use. */
+void ldr_peer_way_end(ldr_peer_node_t *n);
+/* Whether the member can be called now: it has an address, and its breaker is
+ * shut. With the lock. */
+bool ldr_peer_well(const ldr_peer_node_t *n);
+/* Reads this member's certificates again, for connections that begin from here
+ * on. */
+larder_status_t ldr_peers_renew(ldr_peers_t *p);
+/* In a lane: as ldr_talk_begin() and _end(), by the way of now. space: NULL if
+ * it is of none. */
+larder_status_t ldr_peer_talk_begin(ldr_peer_node_t *n, ldr_talk_t *v,
+                                    const ldr_peer_space_t *space,
+                                    const ldr_stop_t *stop);
+void ldr_peer_talk_end(ldr_talk_t *v, larder_status_t st);
 
 /* ---- lanes (lane.c), with the lock ---- */
 
 /* There is one more thing to do for the first lane, or for those that move
  * bytes: wakes one that is idle, or begins one. */
 void ldr_lane_wake(ldr_peer_node_t *n, bool moves);
+/* Whether any lane of the member runs. */
+bool ldr_lanes_run(const ldr_peer_node_t *n);
+/* Whether the member is out of the view for long, and nothing is under way with
+ * it. */
+bool ldr_peer_gone(const ldr_peer_node_t *n);
+/* Ends the lanes and the way of one that is gone, and drops the lock for that.
+ * False: there is none. */
+bool ldr_peers_rest(ldr_peers_t *p);
 /* Ends all, without the lock. */
 void ldr_lanes_end(ldr_peers_t *p);
 
@@ -414,7 +451,7 @@ larder_status_t ldr_peers_order(ldr_peers_t *p, const char *name, bool back);
 /* ---- meeting (meet.c) ---- */
 
 /* Says it on a new session; see ldr_net_env_t. */
-larder_status_t ldr_peer_meet(void *node, ldr_link_t *link,
+larder_status_t ldr_peer_meet(ldr_peer_node_t *n, ldr_link_t *link,
                               const ldr_stop_t *stop);
 /* In the first lane, without the lock: tells a member what is wanted. */
 void ldr_peer_tell(ldr_peer_node_t *n);

@@ -164,9 +164,9 @@ static where_t target(ldr_peers_t *p, uint32_t shard, bool here,
     return n == 0 ? NOBODY : NONE;
 }
 
-bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
+/* Whether a shard that became ready is another member's to keep. */
+static bool is_of_others(ldr_peers_t *p, uint32_t shard)
 {
-    ldr_peers_t *p = (ldr_peers_t *)t;
     const ldr_store_t *store = &p->host->store;
     const ldr_shard_t *sh = &store->shards[shard];
     const ldr_chunk_t *c = &store->chunks[sh->chunk];
@@ -192,6 +192,36 @@ bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
         elsewhere = elsewhere || ldr_peer_well(nodes[i]);
     }
     return elsewhere;
+}
+
+bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
+{
+    ldr_peers_t *p = (ldr_peers_t *)t;
+    bool elsewhere = is_of_others(p, shard);
+
+    p->host->store.shards[shard].withheld = elsewhere;
+    return elsewhere;
+}
+
+/* Nobody takes what others were to keep: the disks here are to. The shard is
+ * ready. */
+static void keep_here(ldr_peers_t *p, uint32_t shard)
+{
+    ldr_store_t *store = &p->host->store;
+    ldr_shard_t *sh = &store->shards[shard];
+
+    if (!sh->withheld || sh->given ||
+        store->chunks[sh->chunk].entry == LDR_NIL) {
+        return;
+    }
+    sh->withheld = 0;
+    for (unsigned i = 0; i < p->host->tier_count; i++) {
+        ldr_tier_t *t = p->host->order[i];
+
+        if (t->ops->keeps) {
+            t->ops->queue(t, shard);
+        }
+    }
 }
 
 static void push(ldr_peers_t *p, uint32_t shard)
@@ -296,6 +326,9 @@ static bool hand_out_one(ldr_peers_t *p, filling_t *open, uint32_t shard)
     if (here && !store->shards[shard].announced) {
         ldr_home_announce(p, shard);
     }
+    if (where != SOME) {
+        keep_here(p, shard);
+    }
     if (f == NULL) {
         ldr_behind_remove(store, LDR_PEER_QUEUE, shard);
         if (where != NOBODY) {
@@ -360,7 +393,7 @@ void *ldr_peer_saver(void *arg)
     ldr_host_lock(p->host);
     while (!p->stop) {
         ldr_peers_look(p); /* members meet, whether or not one is needed */
-        if (ldr_peers_leave_step(p) || hand_out(p)) {
+        if (ldr_peers_leave_step(p) || hand_out(p) || ldr_peers_rest(p)) {
             continue;
         }
         if (!has_work(p)) {
@@ -529,8 +562,7 @@ static larder_status_t call(ldr_peer_node_t *n, ldr_peer_batch_t *b,
     ldr_stop_t stop = {&p->stop,
                        ldr_peers_now(p) +
                            p->host->options.peer_timeout_ms * 1000000u};
-    larder_status_t st =
-        ldr_talk_begin(&v, n->remote, &p->spaces[b->space]->ref, &stop);
+    larder_status_t st = ldr_peer_talk_begin(n, &v, p->spaces[b->space], &stop);
 
     if (st != LARDER_OK) {
         return st;
@@ -542,7 +574,7 @@ static larder_status_t call(ldr_peer_node_t *n, ldr_peer_batch_t *b,
     if (st == LARDER_OK && s->count > 0) {
         st = send(&v, b->kept, s);
     }
-    ldr_talk_end(&v, st);
+    ldr_peer_talk_end(&v, st);
     return st;
 }
 
@@ -563,6 +595,8 @@ static void done(ldr_peer_node_t *n, uint32_t shard, uint32_t length,
         again = has_second(p, shard);
         p->leave_given += p->leaving && !store->shards[shard].given;
         store->shards[shard].given = 1;
+    } else if (!again && st != LARDER_E_STALE) {
+        keep_here(p, shard);
     }
     ldr_behind_done(store, LDR_PEER_QUEUE, shard, again);
 }

@@ -357,6 +357,50 @@ static void test_goes_to_the_owner(void **state)
     }
 }
 
+/* Keeps all memory of a member for itself: nobody can save there. */
+static void fill_up(member_t *m)
+{
+    static larder_key_t names[256];
+    static larder_item_t items[256];
+    static ldr_load_t loads[256];
+    unsigned i = 0;
+
+    for (; i < 256 && save(m, 5000 + i, 65536) == LARDER_OK; i++) {
+        names[i] = name_of(5000 + i);
+        items[i] = (larder_item_t){.key = &names[i]};
+        loads[i] = (ldr_load_t){.target = {m->space, 1, &items[i]}};
+        need(ldr_load_begin(m->node, &loads[i]));
+    }
+    need(i > 0 && i < 256);
+}
+
+/* What the owner was to keep, and does not take after all, this node's disk
+ * keeps: where the owner is gone, and where it has no room. */
+static void test_owner_takes_nothing(void **state)
+{
+    (void)state;
+    for (unsigned full = 0; full < 2; full++) {
+        rig_t *r = peers_with(2, true, NULL);
+        member_t *m = &r->members[1];
+        unsigned key = key_of(r, 1, 2, 1);
+
+        need(save(m, key, 4096) == LARDER_OK);
+        wait(r, 1000);
+        need(on_disk(&r->members[2], key) && !on_disk(m, key));
+        if (full) {
+            fill_up(&r->members[2]);
+        } else {
+            sim_cut(r->net, 2, 1, true);
+        }
+        key = key_of(r, key + 1, 2, 1);
+        need(save(m, key, 4096) == LARDER_OK);
+        wait(r, 3000);
+        need(chunk_of(&r->members[2], key) == LDR_NIL || !full);
+        need(on_disk(m, key));
+        peers_free(r);
+    }
+}
+
 /* A member that keeps no homes is brought what it owns; one that cannot be told
  * of homes finds it with the owner the next time. */
 static void test_older_build(void **state)
@@ -446,6 +490,36 @@ static void test_bounds(void **state)
     peers_free(r);
 }
 
+/* A home of a member whose entry another one has taken since is not found. */
+static void test_entry_taken(void **state)
+{
+    rig_t *r = peers_with(3, true, writer);
+    member_t *m = &r->members[1];
+    unsigned key = key_of(r, 1, 1, 2);
+    larder_key_t name = name_of(key);
+    const ldr_store_t *s = &m->node->store;
+
+    (void)state;
+    ldr_host_lock(&m->node->host);
+    uint64_t print = ldr_store_name(s, m->space, 0, &name).fingerprint;
+    uint32_t epoch = s->spaces[m->space].epoch;
+    uint64_t count = ldr_homes_count(m->peers->homes);
+    ldr_home_put(other(m, 2), print, epoch);
+    ldr_home_put(other(m, 3), print, epoch);
+    ldr_host_unlock(&m->node->host);
+    need(homes(m, key) == 2);
+    wait(r, 2000);
+    for (unsigned left = 2; left > 0; left--) {
+        ldr_host_lock(&m->node->host);
+        other(m, 1 + left)->since_s =
+            (uint32_t)(sim_now(r->net) / (1000 * SIM_MS));
+        ldr_host_unlock(&m->node->host);
+        need(homes(m, key) == left - 1);
+    }
+    need(ldr_homes_count(m->peers->homes) == count);
+    peers_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -459,9 +533,11 @@ int main(void)
         cmocka_unit_test(test_cut_owner),
         cmocka_unit_test(test_too_much_to_tell),
         cmocka_unit_test(test_goes_to_the_owner),
+        cmocka_unit_test(test_owner_takes_nothing),
         cmocka_unit_test(test_older_build),
         cmocka_unit_test(test_copies),
         cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_entry_taken),
     };
 
     return rig_main(tests, sizeof(tests) / sizeof(*tests));
