@@ -563,8 +563,9 @@ static bool fill(ldr_peer_conn_t *c, const ldr_peer_shard_t *row,
     return good;
 }
 
-/* What was saved for others goes first once it is on disk. Where no disk is to
- * write it, it stays as long as anything else. With the lock. */
+/* What was saved for others goes first once a tier of this node's own has it.
+ * Where none is to write it, it stays as long as anything else. With the lock.
+ */
 static void cool(ldr_store_t *store, uint32_t shard,
                  const ldr_peer_shard_t *row)
 {
@@ -575,7 +576,7 @@ static void cool(ldr_store_t *store, uint32_t shard,
     if (sh->state == LDR_SHARD_READY && k->holds == 0 &&
         memcmp(&k->key, &row->key, sizeof(k->key)) == 0 && k->shards == shard &&
         sh->next == LDR_NIL &&
-        (sh->queued >> (LARDER_TIER_SSD - 1) & 1u) != 0) {
+        (((unsigned)sh->queued << 1) & ~store->others) != 0) {
         ldr_store_cool(store, sh->chunk, false);
     }
 }
