@@ -21,8 +21,9 @@
 #include "base/gather.h"
 #include "base/mem.h"
 #include "client/prefix.h"
+#include "client/transfer.h"
 
-#define BATCH 512u
+#define BATCH LDR_ASK_ITEMS /* one RESERVE, and one COMMIT */
 /* Bytes copied between looks at the clock. */
 #define RUN_MAX ((size_t)1 << 20)
 #define SEGMENT_MIN 4096u /* what a reserved shard consists of */

@@ -4,7 +4,7 @@
  *
  * A get is lease, copy, release; a put is reserve, copy, commit. A transfer
  * asks for its shards in requests, of which a few are under way at a time, and
- * works on each reply (get.c, put.c, and lease_shm.c for what stays). How a
+ * works on each reply (get.c, put.c, and shm_lease.c for what stays). How a
  * request travels, and where a shard's bytes are, is the row of the transport
  * (ldr_data_path_t):
  *

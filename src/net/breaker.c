@@ -9,15 +9,27 @@
  *  1. While it is open, at most one call at a time is let through to try
  *     (`trying`), and only after open_until_ns.
  *  2. Whoever was let through ends that by exactly one of good, bad and leave.
+ *  3. While it is shut nobody tries, and the next pause is the shortest; while
+ *     it is open, `why` says why.
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/thread.h"
 #include "net/session.h"
 
 #define BACKOFF_MIN_NS 10000000u
+
+/* Gives the lock back, where the invariants hold. */
+static void unlock(ldr_remote_t *r)
+{
+    LDR_HELD(&r->breaker_lock);
+    LDR_ASSERT(r->open ? r->why < 0 && r->open_until_ns >= r->open_ns
+                       : !r->trying && r->backoff_ns == 0);
+    ldr_mutex_unlock(&r->breaker_lock);
+}
 
 larder_status_t ldr_breaker_enter(ldr_remote_t *r, bool *trying_p)
 {
@@ -28,7 +40,7 @@ larder_status_t ldr_breaker_enter(ldr_remote_t *r, bool *trying_p)
     larder_status_t st = LARDER_OK;
     ldr_mutex_lock(&r->breaker_lock);
     uint64_t since_ns = r->open_ns;
-    ldr_mutex_unlock(&r->breaker_lock);
+    unlock(r);
     bool heard = r->links->heard(r, since_ns);
     ldr_mutex_lock(&r->breaker_lock);
     if (r->open) {
@@ -40,7 +52,7 @@ larder_status_t ldr_breaker_enter(ldr_remote_t *r, bool *trying_p)
             *trying_p = r->trying = true;
         }
     }
-    ldr_mutex_unlock(&r->breaker_lock);
+    unlock(r);
     return st;
 }
 
@@ -52,7 +64,7 @@ bool ldr_breaker_shut(ldr_remote_t *r)
     ldr_mutex_lock(&r->breaker_lock);
     bool shut =
         !r->open || (!r->trying && ldr_now_ns(r->clock) >= r->open_until_ns);
-    ldr_mutex_unlock(&r->breaker_lock);
+    unlock(r);
     return shut;
 }
 
@@ -68,7 +80,7 @@ void ldr_breaker_good(ldr_remote_t *r)
     __atomic_store_n(&r->open, false, __ATOMIC_RELEASE);
     r->trying = false;
     r->backoff_ns = 0;
-    ldr_mutex_unlock(&r->breaker_lock);
+    unlock(r);
 }
 
 void ldr_breaker_leave(ldr_remote_t *r, bool trying)
@@ -76,7 +88,7 @@ void ldr_breaker_leave(ldr_remote_t *r, bool trying)
     if (trying) {
         ldr_mutex_lock(&r->breaker_lock);
         r->trying = false;
-        ldr_mutex_unlock(&r->breaker_lock);
+        unlock(r);
     }
 }
 
@@ -123,5 +135,5 @@ void ldr_breaker_bad(ldr_remote_t *r, bool trying, larder_status_t st,
         r->trying = false;
         __atomic_store_n(&r->open, true, __ATOMIC_RELEASE);
     }
-    ldr_mutex_unlock(&r->breaker_lock);
+    unlock(r);
 }

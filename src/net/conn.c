@@ -7,14 +7,18 @@
  * Invariants
  *  1. The stream is at the beginning of a frame, or `skip` bytes of payload
  *     before one, whenever a call begins; else `broken` is set.
- *  2. Every request that was sent is in `waiting` or in `late` until its reply
- *     has come.
+ *  2. Every request that was sent is in `waiting` or in `late`, once, until its
+ *     reply has come: in `waiting` while its caller is there. So a call in
+ *     `waiting` is not done.
+ *  3. ahead_at <= ahead_have <= what `ahead` has room for, and `late` has
+ *     late_count of its places in use.
  */
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/copy.h"
 #include "base/thread.h"
 #include "net/pool.h"
@@ -55,6 +59,39 @@ static void list_pass(ldr_list_t *list, size_t bytes, uint32_t *crc_p)
         bytes -= take;
         ldr_cursor_go(&list->at, take);
     }
+}
+
+/* ---- what holds ---- */
+
+/* Invariants 2 and 3. */
+static bool is_whole(const ldr_conn_t *c)
+{
+    unsigned found = 0;
+
+    if (c->ahead_at > c->ahead_have || c->ahead_have > sizeof(c->ahead) ||
+        c->late_count > LDR_CONN_LATE) {
+        return false;
+    }
+    for (const ldr_call_t *w = c->waiting; w != NULL; w = w->next) {
+        if (w->done || w->id == PING_ID || w->id > c->next_id) {
+            return false;
+        }
+        for (unsigned i = 0; i < c->late_count; i++) {
+            found += c->late[i].id == w->id;
+        }
+    }
+    return found == 0;
+}
+
+/* Whether it is in `waiting`. */
+static bool waits(const ldr_conn_t *c, const ldr_call_t *call)
+{
+    const ldr_call_t *w = c->waiting;
+
+    while (w != NULL && w != call) {
+        w = w->next;
+    }
+    return w != NULL;
 }
 
 /* ---- waiting ---- */
@@ -243,6 +280,8 @@ larder_status_t ldr_conn_send(ldr_conn_t *c, ldr_call_t *call,
                rest = ldr_list(count > 0 ? payload : &head, count);
     size_t left = head.iov_len + bytes, all = left;
 
+    LDR_ASSERT(c->busy && c->stream.fd >= 0);
+    LDR_DEBUG_ASSERT(!waits(c, call) && is_whole(c));
     ldr_frame_put(call->buffer->data, &frame, true);
     call->id = frame.id;
     call->done = false;
@@ -380,6 +419,9 @@ static void late_reply(ldr_conn_t *c, unsigned at, const ldr_frame_t *frame,
     ldr_results_t results;
     ldr_result_row_t row;
 
+    if (!LDR_HOLDS(at < c->late_count)) {
+        return;
+    }
     c->late[at] = c->late[--c->late_count];
     c->skip = frame->payload;
     ldr_tally(&c->link.remote->late, 1);
@@ -434,6 +476,7 @@ static larder_status_t take_body(ldr_conn_t *c, uint8_t *head,
     } else if (!ldr_frame_check(b->data, frame)) {
         st = stopped_by(c, -EPROTO);
     } else if (call != NULL) {
+        LDR_ASSERT(!call->done);
         *link = call->next;
         call->reply = *frame;
         call->done = true;
@@ -453,6 +496,8 @@ larder_status_t ldr_conn_recv(ldr_conn_t *c, const ldr_stop_t *stop,
 {
     uint64_t since_ns = UINT64_MAX;
 
+    LDR_ASSERT(c->busy);
+    LDR_DEBUG_ASSERT(is_whole(c));
     for (const ldr_call_t *w = c->waiting; w != NULL; w = w->next) {
         since_ns = ldr_min64(since_ns, w->sent_ns);
     }
@@ -540,6 +585,7 @@ void ldr_conn_forget(ldr_conn_t *c, const ldr_call_t *call, uint64_t payload)
     c->late[c->late_count].id = call->id;
     c->late[c->late_count].opcode = call->opcode;
     c->late[c->late_count++].payload = payload;
+    LDR_DEBUG_ASSERT(is_whole(c));
 }
 
 larder_status_t ldr_conn_call(ldr_link_t *link, ldr_call_t *call,

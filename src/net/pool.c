@@ -3,10 +3,13 @@
  * pool.h has the locks.
  *
  * Invariants
- *  1. A connection that is not busy has no call waiting, and is connected or
- *     may be connected by the connecting thread.
+ *  1. A connection that is not busy has no call waiting, is not broken, and is
+ *     connected or may be connected by the connecting thread. A busy one is a
+ *     caller's, or while `connecting` that thread's.
  *  2. Leases in `ends` are of the connection's current session: a new session
  *     empties the list.
+ *  3. The pool's `connecting` is the number of connections that are; connect_ns
+ *     is since when there are any. `waiters` are the callers in take_free().
  */
 #include "net/pool.h"
 
@@ -16,6 +19,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "base/mem.h"
 #include "base/thread.h"
 
@@ -155,12 +159,30 @@ static bool conn_stale(ldr_conn_t *c)
 
 /* ---- the pool ---- */
 
+/* Invariants 1 and 3, of all connections. With pool->lock. */
+static bool is_whole(const ldr_pool_t *pool)
+{
+    unsigned connecting = 0;
+
+    for (unsigned i = 0; i < pool->conn_count; i++) {
+        const ldr_conn_t *c = &pool->conns[i];
+
+        connecting += c->connecting;
+        if (!c->busy && (c->connecting || c->waiting != NULL || c->broken)) {
+            return false;
+        }
+    }
+    return connecting == pool->connecting;
+}
+
 /* A connection that is free and connected; *spare_p: one that may be connected.
  * With pool->lock. */
 static ldr_conn_t *pick(ldr_pool_t *pool, ldr_conn_t **spare_p)
 {
     uint64_t now_ns = ldr_now_ns(pool->remote->clock);
 
+    LDR_HELD(&pool->lock);
+    LDR_DEBUG_ASSERT(is_whole(pool));
     *spare_p = NULL;
     for (unsigned i = 0; i < pool->conn_count; i++) {
         ldr_conn_t *c = &pool->conns[i];
@@ -197,6 +219,8 @@ static void pool_wake(ldr_pool_t *pool, bool all)
 static void put_back(ldr_conn_t *c)
 {
     ldr_mutex_lock(&c->pool->lock);
+    LDR_ASSERT(c->busy && !c->connecting);
+    LDR_ASSERT(c->waiting == NULL && !c->broken);
     c->busy = false;
     pool_wake(c->pool, false);
     ldr_mutex_unlock(&c->pool->lock);
@@ -208,6 +232,8 @@ static larder_status_t want(ldr_conn_t *c)
     ldr_pool_t *pool = c->pool;
     larder_status_t st = ldr_connect_want(pool->remote);
 
+    LDR_HELD(&pool->lock);
+    LDR_ASSERT(!c->busy && c->stream.fd < 0);
     if (st == LARDER_OK) {
         c->busy = c->connecting = true;
         if (pool->connecting++ == 0) {
@@ -223,6 +249,9 @@ static void connected(ldr_conn_t *c, larder_status_t st)
 {
     ldr_pool_t *pool = c->pool;
 
+    LDR_HELD(&pool->lock);
+    LDR_ASSERT(c->busy && c->connecting);
+    LDR_ASSERT((st == LARDER_OK) == (c->stream.fd >= 0));
     c->refused_ns = 0;
     if (st != LARDER_OK && others(pool)) {
         c->refused_ns =
@@ -234,7 +263,7 @@ static void connected(ldr_conn_t *c, larder_status_t st)
                  ldr_fail_text());
     }
     c->busy = c->connecting = false;
-    pool->connecting--;
+    pool->connecting -= LDR_HOLDS(pool->connecting > 0);
     pool_wake(pool, true);
 }
 
@@ -291,8 +320,10 @@ static larder_status_t take_free(ldr_pool_t *pool, uint64_t failures,
                       !others(pool) && now_ns - pool->connect_ns >= LDR_SICK_NS;
         }
     }
+    LDR_ASSERT(pool->waiters > 0);
     pool->waiters--;
     if (st == LARDER_OK) {
+        LDR_ASSERT(!c->busy);
         c->busy = true;
         *conn_p = c;
     }
@@ -373,9 +404,12 @@ void ldr_conn_release(ldr_conn_t *c, uint64_t session, const uint64_t *leases,
     if (live) {
         memcpy(c->ends + c->end_count, leases, count * sizeof(*leases));
         c->end_count += count;
+        LDR_ASSERT(c->end_count <= c->end_capacity);
     }
     bool mine = live && !c->busy;
-    c->busy |= mine;
+    if (mine) {
+        c->busy = true; /* written by none but its user, who reads it */
+    }
     ldr_mutex_unlock(&pool->lock);
     if (mine) { /* nobody uses it just now: they go at once */
         pool_give(&c->link);
@@ -429,6 +463,7 @@ static void pool_destroy(ldr_remote_t *r)
 {
     ldr_pool_t *pool = r->state;
 
+    LDR_ASSERT(pool->waiters == 0); /* no caller is left */
     for (unsigned i = 0; pool->conns != NULL && i < pool->conn_count; i++) {
         conn_close(&pool->conns[i]);
         ldr_free(pool->conns[i].ends);

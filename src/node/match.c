@@ -97,25 +97,25 @@ static inline bool match_chunk(ldr_node_t *node, const ldr_name_t *name,
     return true;
 }
 
-/* Whether a shard is ready in DRAM, and whether a disk has it. */
+/* Whether a shard is ready in DRAM, and whether a tier of this node's own has
+ * it. */
 static void places_of_shard(ldr_node_t *node, const ldr_sought_t *sought,
-                            bool *dram_p, bool *ssd_p)
+                            bool *dram_p, bool *below_p)
 {
     const ldr_store_t *store = &node->store;
     larder_cause_t cause;
 
-    *dram_p = *ssd_p = false;
-    if (sought->entry == LDR_NIL) {
-        return;
-    }
-    uint32_t shard = ldr_store_resident(store, sought->entry, sought->number);
+    uint32_t shard =
+        sought->entry != LDR_NIL
+            ? ldr_store_resident(store, sought->entry, sought->number)
+            : LDR_NIL;
+
+    *below_p = false;
     *dram_p = shard != LDR_NIL && store->shards[shard].state == LDR_SHARD_READY;
-    for (unsigned i = 0; i < node->tier_count; i++) {
+    for (unsigned i = 0; i < node->tier_count && !*below_p; i++) {
         ldr_tier_t *t = node->order[i];
 
-        if (t->ops->number == LARDER_TIER_SSD) {
-            *ssd_p = t->ops->find(t, sought, &cause) > 0;
-        }
+        *below_p = !t->ops->others && t->ops->find(t, sought, &cause) > 0;
     }
 }
 
@@ -136,19 +136,22 @@ void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
     }
     sought.entry =
         ldr_store_find(store, &name, LDR_NIL, ldr_wall_s(node->clock), &cause);
-    out->dram = out->ssd = out->here = out->found = true;
+    out->dram = out->below = out->here = out->found = true;
     for (; sought.number < shards && out->found; sought.number++) {
-        bool dram, ssd;
+        bool dram, below;
 
-        places_of_shard(node, &sought, &dram, &ssd);
+        places_of_shard(node, &sought, &dram, &below);
         out->dram = out->dram && dram;
-        out->ssd = out->ssd && ssd;
-        out->here = out->here && (dram || ssd);
+        out->below = out->below && below;
+        out->here = out->here && (dram || below);
         out->found = ldr_node_usable(node, &sought, &tier, &bytes, &cause);
         if (out->found && node->speed[tier] < node->speed[out->tier]) {
             out->tier = tier;
         }
-        if (out->found && tier == LARDER_TIER_PEER) {
+        const ldr_tier_t *from = out->found && tier != LARDER_TIER_DRAM
+                                     ? node->tiers[tier - 1]
+                                     : NULL;
+        if (from != NULL && from->ops->holder != NULL) {
             /* Where it is may have been forgotten in between: by time. */
             ldr_tier_t *t = find(node, &sought, &bytes, &cause);
 
@@ -158,7 +161,7 @@ void ldr_node_places(ldr_node_t *node, uint32_t space, uint32_t shards,
         }
     }
     out->dram = out->dram && out->found;
-    out->ssd = out->ssd && out->found;
+    out->below = out->below && out->found;
     out->here = out->here && out->found;
 }
 

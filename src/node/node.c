@@ -85,6 +85,7 @@ static larder_status_t tiers_open(ldr_node_t *node)
         unsigned queue = ldr_tier_queue(ops);
 
         ldr_node_lock(node); /* threads of others may be at work already */
+        node->store.others |= (uint32_t)ops->others << ops->number;
         larder_status_t st =
             ldr_behind_open(&node->store, queue, ops->by_space);
         ldr_node_unlock(node);

@@ -395,13 +395,14 @@ ldr_tier_t *ldr_node_find(ldr_node_t *node, const ldr_sought_t *sought,
 bool ldr_node_usable(ldr_node_t *node, const ldr_sought_t *sought,
                      larder_tier_t *tier_p, uint32_t *bytes_p,
                      larder_cause_t *cause_p);
-/* Where a chunk is now, without using it. dram, ssd: all of its shards are
- * there; here: each is in one of the two. found: a load would find all of them,
+/* Where a chunk is now, without using it. dram: all of its shards are there;
+ * below: and in tiers that are this node's own; here: each is in one of the
+ * two. found: a load would find all of them,
  * and this is the slowest tier that it needs; member: who has the last of those
  * that other members have, NULL: none is elsewhere. A paused node finds
  * nothing. With the lock, and member is good while it is held. */
 typedef struct ldr_places {
-    bool dram, ssd, here;
+    bool dram, below, here;
     bool found;
     larder_tier_t tier;
     const char *member;

@@ -70,7 +70,7 @@ uint8_t ldr_catalog_media(ldr_catalog_t *c, const description_t *d)
     }
     ldr_node_places(c->node, s->space, s->shards, s->group, &d->key, &p);
     return (uint8_t)((unsigned)p.dram << LDR_MEDIUM_CPU |
-                     (unsigned)(p.ssd || (p.here && !p.dram))
+                     (unsigned)(p.below || (p.here && !p.dram))
                          << LDR_MEDIUM_STORAGE |
                      (unsigned)(d->away && !p.here) << LDR_MEDIUM_AWAY);
 }

@@ -97,6 +97,12 @@ static uint32_t place_of(finding_t *f, ldr_peer_node_t *other)
     return f->other_count;
 }
 
+/* The row that was written last. */
+static uint8_t *row_of(const ldr_peer_head_t *head, const finding_t *f)
+{
+    return f->out + f->at - LDR_PEER_FOUND_BYTES * (size_t)head->shards;
+}
+
 /* What is not here of a chunk may be with other members: they are put in the
  * places of the row that are empty. With the lock. */
 static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
@@ -104,7 +110,7 @@ static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                       finding_t *f)
 {
     ldr_peers_t *p = c->server->peers;
-    uint8_t *row = f->out + f->at - 4 * (size_t)head->shards;
+    uint8_t *row = row_of(head, f);
     ldr_peer_node_t *all[LDR_HOMES_KNOWN], *nodes[LDR_HOMES_KNOWN];
     unsigned known = ldr_home_find(p, n->fingerprint, head->epoch, NULL, all);
     unsigned count =
@@ -113,11 +119,13 @@ static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                             (uint16_t)head->shards};
 
     for (uint32_t i = 0, next = 0; i < head->shards && count > 0; i++) {
-        if ((name->room & LDR_ASK_HOMES) != 0 && ldr_get32(row + 4 * i) == 0) {
+        uint8_t *at = row + LDR_PEER_FOUND_BYTES * (size_t)i;
+
+        if ((name->room & LDR_ASK_HOMES) != 0 && ldr_peer_found_none(at)) {
             uint32_t place = place_of(f, nodes[next++ % count]);
 
-            ldr_put32(row + 4 * i,
-                      place > 0 ? place << LDR_FOUND_BITS | LDR_FOUND_AT : 0);
+            ldr_put_peer_found(
+                at, &(ldr_peer_found_t){place > 0 ? LDR_FOUND_AT : 0, place});
         }
     }
     if (count > 0 && count == known && (name->room & LDR_ASK_MS) > 0 &&
@@ -139,7 +147,8 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     ldr_sought_t sought = {n, entry, 0, true};
     bool whole = true;
 
-    for (; sought.number < head->shards; sought.number++, f->at += 4) {
+    for (; sought.number < head->shards;
+         sought.number++, f->at += LDR_PEER_FOUND_BYTES) {
         uint32_t bytes = 0, place = 0;
         bool has = entry != LDR_NIL &&
                    sought.number < ldr_index_at(&store->index, entry)->shards &&
@@ -152,7 +161,8 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
             place = other != NULL ? place_of(f, other) : 0;
             c->peer->n.sent_on += place > 0;
         }
-        ldr_put32(f->out + f->at, has ? place << LDR_FOUND_BITS | bytes : 0);
+        ldr_put_peer_found(f->out + f->at,
+                           &(ldr_peer_found_t){has ? bytes : 0, place});
         whole = whole && has;
     }
     if (!whole) {
@@ -167,19 +177,22 @@ static uint32_t find_row(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
 static void note_promised(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                           const ldr_peer_name_t *name, finding_t *f)
 {
-    uint8_t *row = f->out + f->at - 4 * (size_t)head->shards;
+    static const ldr_peer_found_t promised = {LDR_FOUND_PROMISED, 0};
+    uint8_t *row = row_of(head, f);
     bool lacks = false;
 
     for (uint32_t i = 0; i < head->shards; i++) {
-        lacks |= ldr_get32(row + 4 * i) == 0;
+        lacks |= ldr_peer_found_none(row + LDR_PEER_FOUND_BYTES * (size_t)i);
     }
     if (!lacks || !ldr_promise_open(c->server->node, head->space, name->group,
                                     &name->key)) {
         return;
     }
     for (uint32_t i = 0; i < head->shards; i++) {
-        if (ldr_get32(row + 4 * i) == 0) {
-            ldr_put32(row + 4 * i, LDR_FOUND_PROMISED);
+        uint8_t *at = row + LDR_PEER_FOUND_BYTES * (size_t)i;
+
+        if (ldr_peer_found_none(at)) {
+            ldr_put_peer_found(at, &promised);
         }
     }
     f->promised = true;
@@ -214,8 +227,8 @@ static void find_slice(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
     }
     for (uint32_t k = 0; k < count; k++) {
         if (!good[k] || node->mode != LDR_MODE_ON) {
-            memset(f->out + f->at, 0, 4 * head->shards);
-            f->at += 4 * head->shards;
+            memset(f->out + f->at, 0, LDR_PEER_FOUND_BYTES * head->shards);
+            f->at += LDR_PEER_FOUND_BYTES * head->shards;
             continue;
         }
         uint32_t entry = find_row(c, head, &asked[k], &names[k], f);
@@ -249,7 +262,9 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
     f.at = ldr_put_peer_head(f.out, &head);
     f.other_max = (uint32_t)ldr_min64(
         LDR_OTHERS_MAX,
-        (LDR_BODY_MAX - f.at - (size_t)head.count * 4 * head.shards) / 8);
+        (LDR_BODY_MAX - f.at -
+         (size_t)head.count * LDR_PEER_FOUND_BYTES * head.shards) /
+            LDR_PEER_OTHER_BYTES);
     for (uint32_t i = 0; i < head.count;) {
         uint32_t end = (uint32_t)ldr_min64(head.count, i + SLICE);
 
@@ -263,8 +278,8 @@ bool ldr_peer_do_ask(ldr_peer_conn_t *c)
         ldr_peer_watch(c, head.space, &f.awaited);
         ldr_node_unlock(node);
     }
-    for (uint32_t i = 0; i < f.other_count; i++, f.at += 8) {
-        ldr_put64(f.out + f.at, f.others[i]->id);
+    for (uint32_t i = 0; i < f.other_count; i++, f.at += LDR_PEER_OTHER_BYTES) {
+        ldr_put_peer_other(f.out + f.at, f.others[i]->id);
     }
     return ldr_peer_reply(c, LARDER_OK, f.at, NULL, 0, 0);
 }
@@ -563,8 +578,9 @@ static bool fill(ldr_peer_conn_t *c, const ldr_peer_shard_t *row,
     return good;
 }
 
-/* What was saved for others goes first once it is on disk. Where no disk is to
- * write it, it stays as long as anything else. With the lock. */
+/* What was saved for others goes first once a tier of this node's own has it.
+ * Where none is to write it, it stays as long as anything else. With the lock.
+ */
 static void cool(ldr_store_t *store, uint32_t shard,
                  const ldr_peer_shard_t *row)
 {
@@ -575,7 +591,7 @@ static void cool(ldr_store_t *store, uint32_t shard,
     if (sh->state == LDR_SHARD_READY && k->holds == 0 &&
         memcmp(&k->key, &row->key, sizeof(k->key)) == 0 && k->shards == shard &&
         sh->next == LDR_NIL &&
-        (sh->queued >> (LARDER_TIER_SSD - 1) & 1u) != 0) {
+        (((unsigned)sh->queued << 1) & ~store->others) != 0) {
         ldr_store_cool(store, sh->chunk, false);
     }
 }
@@ -644,8 +660,8 @@ bool ldr_peer_do_put(ldr_peer_conn_t *c)
             !take_shard(c, &head, &row, &st)) {
             return false;
         }
-        ldr_put32(out + at, (uint32_t)(int32_t)st);
-        at += 4;
+        ldr_put_peer_status(out + at, st);
+        at += LDR_PEER_STATUS_BYTES;
     }
     return payload == c->frame.payload &&
            ldr_peer_reply(c, LARDER_OK, at, NULL, 0, 0);

@@ -12,6 +12,7 @@
 #include "base/json_read.h"
 #include "base/mem.h"
 #include "base/text.h"
+#include "node/metrics.h"
 #include "server/catalog.h"
 #include "server/server_int.h"
 
@@ -249,9 +250,10 @@ static void answer_row(ldr_json_t *j, const ldr_catalog_answer_t *a)
     ldr_json_end(j, '}');
     ldr_json_number(j, "loadable_tokens", a->chunks * size);
     ldr_json_begin(j, "tiers", '{');
-    for (unsigned t = 0; t < LARDER_TIER_COUNT; t++) {
-        ldr_json_number(j, larder_tier_text((larder_tier_t)t),
-                        a->tiers[t] * size);
+    for (unsigned t = 0; t < LARDER_TIERS_MAX; t++) {
+        if (ldr_tier_label(t) != NULL) {
+            ldr_json_number(j, ldr_tier_label(t), a->tiers[t] * size);
+        }
     }
     ldr_json_end(j, '}');
     ldr_json_begin(j, "members", '{');

@@ -25,7 +25,7 @@
 
 #include "larder/larder.h"
 
-#define LDR_QUEUES_MAX 3u /* tiers below DRAM that a node can have */
+#define LDR_QUEUES_MAX 4u /* tiers below DRAM that a node can have */
 
 struct ldr_store;
 

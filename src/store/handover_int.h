@@ -65,6 +65,7 @@ enum {
     LDR_HO_ANNOUNCED = 32,
     LDR_HO_KEPT = 64,
     LDR_HO_BROUGHT = 128, /* by another member */
+    LDR_HO_FOURTH = 256,  /* it waits for a tier that has no name here */
 };
 
 /* The flag of each queue. */
@@ -72,7 +73,10 @@ static const uint32_t ldr_ho_queues[LDR_QUEUES_MAX] = {
     [LARDER_TIER_SSD - 1] = LDR_HO_SSD,
     [LARDER_TIER_SHARED - 1] = LDR_HO_SHARED,
     [LARDER_TIER_PEER - 1] = LDR_HO_PEER,
+    [LDR_QUEUES_MAX - 1] = LDR_HO_FOURTH,
 };
+
+_Static_assert(LDR_QUEUES_MAX == 4, "one more queue: one more flag");
 
 typedef struct ldr_ho_shard {
     uint32_t length;

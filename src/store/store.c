@@ -588,8 +588,7 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
     const ldr_chunk_t *c = &s->chunks[sh->chunk];
     /* What other nodes saved may have been on its way here when it was removed:
      * a member may hear of a removal before it is done in the shared tier. */
-    bool others =
-        sh->tier == LARDER_TIER_PEER || sh->tier == LARDER_TIER_SHARED;
+    bool others = s->others >> sh->tier & 1u;
 
     ldr_store_held(s);
     LDR_ASSERT(c->holds > 0);

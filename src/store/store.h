@@ -71,11 +71,17 @@ typedef struct ldr_shard {
     uint8_t admitted : 1;  /* ldr_store_admit() let it in */
     uint8_t withheld : 1;  /* from disks here: its owner's is to keep it */
     uint8_t refused;       /* not to be written down, until it is used again */
-    ldr_queued_t links[LDR_QUEUES_MAX];
-    uint32_t fetch_next; /* while reading: the next that waits for that tier */
-    uint64_t fetch_seq;  /* ... and the order of those that wait */
+    union {
+        ldr_queued_t links[LDR_QUEUES_MAX]; /* while ready */
+        struct {                            /* while reading */
+            uint32_t fetch_next; /* the next that waits for that tier */
+            uint64_t fetch_seq;  /* the order of those that wait */
+        };
+    };
     ldr_load_t *waiters; /* while reading */
 } ldr_shard_t;
+
+_Static_assert(sizeof(ldr_shard_t) == 72, "part of the memory promise");
 
 typedef struct ldr_chunk {
     larder_key_t key;
@@ -247,6 +253,7 @@ typedef struct ldr_store {
     uint32_t disks_absent; /* that were not opened yet */
     ldr_tenant_t *tenants;
     uint32_t tenant_count;
+    uint32_t others;   /* bits: tiers that have what other nodes saved */
     uint32_t now_ds;   /* the node's clock, in tenths of a second */
     bool shares_stale; /* who asks, or a limit, has changed */
     uint32_t disks;    /* that locations may lead to */

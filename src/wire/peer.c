@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "wire/wire_int.h"
 
 /* ---- MEET ---- */
@@ -124,16 +125,52 @@ bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
     m->count = ldr_get32(at + 8);
     m->shards = ldr_get32(at + 12);
     m->rows = at + LDR_PEER_HEAD_BYTES;
-    uint64_t row = row_bytes > 0 ? row_bytes : 4 * (uint64_t)m->shards;
+    uint64_t row =
+        row_bytes > 0 ? row_bytes : LDR_PEER_FOUND_BYTES * (uint64_t)m->shards;
     uint64_t all = LDR_PEER_HEAD_BYTES + m->count * row;
     if (m->shards > LARDER_SHARDS_MAX || bytes < all ||
-        (row_bytes > 0 && bytes > all) || (bytes - all) % 8 != 0 ||
-        (bytes - all) / 8 > LDR_OTHERS_MAX) {
+        (row_bytes > 0 && bytes > all) ||
+        (bytes - all) % LDR_PEER_OTHER_BYTES != 0 ||
+        (bytes - all) / LDR_PEER_OTHER_BYTES > LDR_OTHERS_MAX) {
         return false;
     }
     m->others = at + all;
-    m->other_count = (uint32_t)((bytes - all) / 8);
+    m->other_count = (uint32_t)((bytes - all) / LDR_PEER_OTHER_BYTES);
     return true;
+}
+
+void ldr_put_peer_other(uint8_t *at, uint64_t id)
+{
+    ldr_put64(at, id);
+}
+
+bool ldr_get_peer_other(const ldr_peer_head_t *m, uint32_t which,
+                        uint64_t *id_p)
+{
+    if (which == 0 || which > m->other_count) {
+        return false;
+    }
+    *id_p = ldr_get64(m->others + (size_t)(which - 1) * LDR_PEER_OTHER_BYTES);
+    return true;
+}
+
+void ldr_put_peer_found(uint8_t *at, const ldr_peer_found_t *m)
+{
+    LDR_ASSERT(m->length <= LDR_FOUND_LENGTH && m->other <= LDR_OTHERS_MAX);
+    ldr_put32(at, m->other << LDR_FOUND_BITS | m->length);
+}
+
+ldr_peer_found_t ldr_get_peer_found(const uint8_t *at)
+{
+    uint32_t found = ldr_get32(at);
+
+    return (ldr_peer_found_t){found & LDR_FOUND_LENGTH,
+                              found >> LDR_FOUND_BITS};
+}
+
+bool ldr_peer_found_none(const uint8_t *at)
+{
+    return ldr_get32(at) == 0;
 }
 
 void ldr_put_peer_name(uint8_t *at, const ldr_peer_name_t *row)
@@ -153,6 +190,19 @@ bool ldr_get_peer_name(const uint8_t *at, ldr_peer_name_t *row)
     return row->group < LARDER_GROUPS_MAX && row->shard < LARDER_SHARDS_MAX;
 }
 
+void ldr_put_peer_status(uint8_t *at, larder_status_t status)
+{
+    ldr_put32(at, (uint32_t)(int32_t)status);
+}
+
+larder_status_t ldr_get_peer_status(const uint8_t *at)
+{
+    int32_t status = (int32_t)ldr_get32(at);
+
+    return ldr_wire_status_known(status) ? (larder_status_t)status
+                                         : LARDER_E_OTHER;
+}
+
 void ldr_put_peer_shard(uint8_t *at, const ldr_peer_shard_t *row)
 {
     memcpy(at, &row->key, sizeof(row->key));
@@ -166,13 +216,11 @@ void ldr_put_peer_shard(uint8_t *at, const ldr_peer_shard_t *row)
     ldr_put32(at + 84, row->expires_s);
     ldr_put32(at + 88, row->depth);
     ldr_put32(at + 92, row->pinned);
-    ldr_put32(at + 96, (uint32_t)(int32_t)row->status);
+    ldr_put_peer_status(at + 96, row->status);
 }
 
 bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row)
 {
-    int32_t status = (int32_t)ldr_get32(at + 96);
-
     memcpy(&row->key, at, sizeof(row->key));
     memcpy(&row->parent, at + 32, sizeof(row->parent));
     row->group = ldr_get16(at + 64);
@@ -184,8 +232,7 @@ bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row)
     row->expires_s = ldr_get32(at + 84);
     row->depth = ldr_get32(at + 88);
     row->pinned = ldr_get32(at + 92);
-    row->status = ldr_wire_status_known(status) ? (larder_status_t)status
-                                                : LARDER_E_OTHER;
+    row->status = ldr_get_peer_status(at + 96);
     return row->group < LARDER_GROUPS_MAX && row->shards >= 1 &&
            row->shards <= LARDER_SHARDS_MAX && row->shard < row->shards &&
            row->length <= LARDER_VALUE_MAX && row->pinned <= 1 &&

@@ -122,6 +122,19 @@ typedef struct ldr_peer_head {
 #define LDR_FOUND_AT (LDR_FOUND_LENGTH - 1)
 _Static_assert(LARDER_VALUE_MAX < LDR_FOUND_AT, "a length has its bits");
 
+typedef struct ldr_peer_found {
+    uint32_t length; /* or 0, LDR_FOUND_PROMISED, LDR_FOUND_AT */
+    uint32_t other;  /* which of `others`, from 1 on; 0: none */
+} ldr_peer_found_t;
+
+#define LDR_PEER_FOUND_BYTES 4u
+#define LDR_PEER_OTHER_BYTES 8u
+/* Of one shard; the caller has counted the shards and rows. */
+void ldr_put_peer_found(uint8_t *at, const ldr_peer_found_t *m);
+ldr_peer_found_t ldr_get_peer_found(const uint8_t *at);
+/* Whether it says nothing at all of the shard. */
+bool ldr_peer_found_none(const uint8_t *at);
+
 /* A PUT whose sender keeps the shards on its own disk as well: they have one
  * copy fewer to go to. Else 1. */
 #define LDR_PUT_KEPT 2u
@@ -132,6 +145,10 @@ size_t ldr_put_peer_head(uint8_t *at, const ldr_peer_head_t *m);
  * others may follow. */
 bool ldr_get_peer_head(const uint8_t *at, size_t bytes, uint32_t row_bytes,
                        ldr_peer_head_t *m);
+void ldr_put_peer_other(uint8_t *at, uint64_t id);
+/* which: as in an ldr_peer_found_t. False: none, or not one of the reply's. */
+bool ldr_get_peer_other(const ldr_peer_head_t *m, uint32_t which,
+                        uint64_t *id_p);
 
 /* ASK and GET: a chunk or a shard. */
 typedef struct ldr_peer_name {
@@ -170,6 +187,12 @@ typedef struct ldr_peer_shard {
 void ldr_put_peer_shard(uint8_t *at, const ldr_peer_shard_t *row);
 bool ldr_get_peer_shard(const uint8_t *at, ldr_peer_shard_t *row);
 
+/* PUT's reply, for each shard. One that this side does not know is
+ * LARDER_E_OTHER. */
+#define LDR_PEER_STATUS_BYTES 4u
+void ldr_put_peer_status(uint8_t *at, larder_status_t status);
+larder_status_t ldr_get_peer_status(const uint8_t *at);
+
 /* ---- HANDOFF ---- */
 
 #define LDR_PEER_CLOSED 0u /* else a larder_handoff_t */
@@ -203,8 +226,8 @@ bool ldr_get_peer_home(const uint8_t *at, ldr_peer_home_t *row);
  */
 static inline uint32_t ldr_peer_ask_rows(uint32_t shards)
 {
-    uint32_t row =
-        4 * shards > LDR_PEER_NAME_BYTES ? 4 * shards : LDR_PEER_NAME_BYTES;
+    uint32_t found = LDR_PEER_FOUND_BYTES * shards;
+    uint32_t row = found > LDR_PEER_NAME_BYTES ? found : LDR_PEER_NAME_BYTES;
 
     return (LDR_BODY_MAX - LDR_PEER_HEAD_BYTES) / row;
 }

@@ -64,7 +64,7 @@ def write(folder, monkeypatch):
 
     def run(*records):
         counts = Counts()
-        one = explain.Explain(counts, 256, folder)
+        one = explain.Explain(counts, 256, folder, "vllm")
         for record in records:
             one.end(record)
         one.close()
@@ -255,7 +255,7 @@ def test_no_directory(larder, tmp_path):
 def test_default_directory(binary, tmp_path, monkeypatch):
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    one = explain.Explain(Counts(), 256, tmp_path / "explain")
+    one = explain.Explain(Counts(), 256, tmp_path / "explain", "vllm")
     one.end(hit("here"))
     one.close()
     out = subprocess.run([binary, "explain", "here"], stdout=subprocess.PIPE,
@@ -353,7 +353,7 @@ def test_files_of_dead_processes(folder, write):
 
 
 def test_it_may_be_deleted_while_it_is_written(larder, folder):
-    one = explain.Explain(Counts(), 256, folder)
+    one = explain.Explain(Counts(), 256, folder, "vllm")
     one.end(hit("a"))
     path = folder / f"vllm-{os.getpid()}.log"
     deadline = time.monotonic() + 30
@@ -367,7 +367,7 @@ def test_it_may_be_deleted_while_it_is_written(larder, folder):
 
 def test_a_disk_that_is_full(folder, caplog, monkeypatch):
     """The engine goes on, and says it once."""
-    one = explain.Explain(Counts(), 256, folder)
+    one = explain.Explain(Counts(), 256, folder, "vllm")
     def full(*_):
         raise OSError(28, "No space left on device")
     monkeypatch.setattr(explain.os, "write", full)

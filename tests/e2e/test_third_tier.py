@@ -14,6 +14,7 @@ import pytest
 import capi
 import test_chaos as chaos
 from daemon import LONG, until
+from router import CHUNK, PER, Engine, ask, prompt
 from test_chaos import test_chaos, test_killed_at_random  # they run here, too
 
 
@@ -76,6 +77,27 @@ def test_what_dram_lost_comes_from_it(serve, transport):
     # The dashboard knows of it, too.
     until(lambda: history(daemon, "hits_slow") == loads)
     assert history(daemon, "loaded_slow_bytes") > 0
+
+
+def test_routers_find_what_it_has(serve, monkeypatch):
+    """It is this node's own storage, and its name is in the answer."""
+    monkeypatch.setenv("LARDER_TEST_TIER", "on,delay_ms=1")
+    daemon = serve(dram="16M", admin="127.0.0.1:0", query="on")
+    tokens = prompt("third", 2)
+    with Engine(daemon.url()) as engine, \
+            capi.Node(daemon.url("unix")) as node:
+        engine.describe(tokens)
+        assert engine.save(tokens, [0, 1]) == [capi.OK] * 2
+
+        def found(dram, below, slow):
+            [match] = ask(daemon, token_ids=tokens)
+            return (match["blocks"]["CPU"] == dram * PER and
+                    match["blocks"]["STORAGE"] == below * PER and
+                    match["tiers"].get("slow") == slow * CHUNK)
+
+        until(lambda: found(2, 2, 0))
+        flood(node, "query")
+        until(lambda: found(0, 2, 2))
 
 
 def history(daemon, column):

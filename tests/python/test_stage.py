@@ -2,12 +2,13 @@
 what is worth staging."""
 import ctypes
 import mmap
+import os
 import random
 from array import array
 
 import pytest
 
-from daemon import until
+from daemon import Daemon, until
 from larder_kv import _lib
 
 _lib.library()
@@ -15,28 +16,44 @@ BLOCK, CHUNK, PAGE, LAYERS = 4, 8, 64, 2
 PER = CHUNK // BLOCK
 MS = 20000
 HYBRID = ((_lib.RULE_ALL, 0), (_lib.RULE_TRAILING, 21), (_lib.RULE_LAST, 0))
-GROUPS = {"dense": HYBRID[:1], "hybrid": HYBRID}
+GROUPS = {"dense": HYBRID[:1], "hybrid": HYBRID, "sliced": HYBRID[:1]}
+HEADS, DEPTH, SLICES = 8, 4, 32  # of a model whose shards are slices
+WIDTH = PAGE // BLOCK // HEADS  # bytes of a token in a head
+MANY = 4096  # LARDER_BATCH_MAX
+ROOMS = LEASES = 1024  # shards of one RESERVE and COMMIT, and of one LEASE
+
+
+def pages_of(layers):
+    """What is inside the pages of a sliced model; 0: for looking only."""
+    made = [_lib.Page(i, 1, (_lib.Part * 1)(_lib.Part(
+        i, 0, 0, WIDTH * BLOCK, WIDTH, WIDTH))) for i in range(layers)]
+    return [_lib.Pages(HEADS, 0, HEADS if layers else 0, 1,
+                       (ctypes.c_uint32 * DEPTH)(*range(DEPTH)), DEPTH, layers,
+                       (_lib.Page * layers)(*made))]
 
 
 class Rank:
     """A worker: its pages, its handle, its shard of so many. Each group has
-    blocks of its own."""
+    blocks of its own. slices: the only one, of a model that is sliced."""
 
-    def __init__(self, url, groups, chunks, ranks, number):
+    def __init__(self, url, groups, chunks, ranks, number, slices=0):
         blocks = chunks * PER + 1
-        self.map = mmap.mmap(-1, PAGE * LAYERS * blocks * len(groups))
+        self.layers = DEPTH if slices else LAYERS
+        self.map = mmap.mmap(-1, PAGE * self.layers * blocks * len(groups))
         self._view = (ctypes.c_char * len(self.map)).from_buffer(self.map)
         region = _lib.Region(b"kv", ctypes.addressof(self._view),
                              len(self.map))
         made = []
         for g, (rule, window) in enumerate(groups):
-            layers = (_lib.Layer * LAYERS)(*(
-                (b"l", 0, (g * LAYERS + i) * PAGE * blocks, PAGE, PAGE)
-                for i in range(LAYERS)))
-            made.append(_lib.Group(rule, BLOCK, window, layers, LAYERS))
-        self.layout = _lib.Layout(CHUNK, made, [region], blocks)
+            layers = (_lib.Layer * self.layers)(*(
+                (b"l", 0, (g * self.layers + i) * PAGE * blocks, PAGE, PAGE)
+                for i in range(self.layers)))
+            made.append(_lib.Group(rule, BLOCK, window, layers, self.layers))
+        self.layout = _lib.Layout(
+            CHUNK, made, [region], blocks, model_layers=DEPTH if slices else 0,
+            pages=pages_of(DEPTH) if slices else ())
         self.node = _lib.Node(url)
-        self.space = self.node.space(b"a model", ranks, CHUNK)
+        self.space = self.node.space(b"a model", slices or ranks, CHUNK)
         self.ids = array("I", range(1, blocks))
         self.groups, self.number = len(groups), number
 
@@ -80,17 +97,35 @@ class Rank:
 
 
 @pytest.fixture
+def daemon(tmp_path, request):
+    """Its memory has a page for each shard of the test's parameters."""
+    given = getattr(request.node, "callspec", None)
+    given = given.params if given else {}
+    shards = (given.get("chunks", 1) * given.get("ranks", 1) * 3
+              * (SLICES if given.get("kind") == "sliced" else 1))
+    one = Daemon(os.environ["LARDER_PROGRAM"], tmp_path / "daemon",
+                 dram="512M" if shards > 4500 else "256M",
+                 dirs=given.get("dirs", 0), ssd="256M")
+    yield one.start()
+    one.end()
+
+
+@pytest.fixture
 def engine(daemon, request):
     """ranks workers, and the scheduler's handle."""
     made = []
 
-    def make(groups, chunks, ranks, transport="unix"):
+    def make(groups, chunks, ranks, transport="unix", slices=0):
         url = daemon.url(transport)
-        made.extend(Rank(url, groups, chunks, ranks, i) for i in range(ranks))
+        made.extend(Rank(url, groups, chunks, ranks, i, slices)
+                    for i in range(ranks))
         node = _lib.Node(url)
-        space = node.space(b"a model", ranks, CHUNK)
+        space = node.space(b"a model", slices or ranks, CHUNK)
         rules = _lib.Layout(CHUNK, [_lib.Group(rule, BLOCK, window)
-                                    for rule, window in groups])
+                                    for rule, window in groups],
+                            model_layers=DEPTH if slices else 0,
+                            pages=pages_of(0) if slices else ())
+        assert rules.slices() == (slices or 1)
         keys = _lib.Keys()
         space.chain(array("I", random.Random(1).choices(
             range(2048), k=chunks * CHUNK)), keys)
@@ -120,21 +155,30 @@ def more(daemon, before):
             if v != before.get(k, 0)}
 
 
-@pytest.mark.parametrize("kind, ranks, chunks", [
-    ("dense", 1, 1), ("dense", 1, 700), ("dense", 2, 60), ("hybrid", 1, 100),
-    ("hybrid", 2, 100)])
-def test_round_trips(engine, daemon, kind, ranks, chunks):
+def greet(workers, space, rules, data):
+    """The spaces are known from here on."""
+    for w in workers:
+        space.match(rules, data, 1, MS)
+        w.space.match(w.layout, data, 1, MS)
+
+
+@pytest.mark.parametrize("kind, ranks, chunks, dirs", [
+    ("dense", 1, 1, 0), ("dense", 1, 700, 0), ("dense", 2, 60, 0),
+    ("hybrid", 1, 100, 0), ("hybrid", 2, 100, 0), ("dense", 1, MANY, 0),
+    ("sliced", 1, 60, 0), ("dense", 1, 60, 1)])
+def test_round_trips(engine, daemon, kind, ranks, chunks, dirs):
     """A save is RESERVE and COMMIT, a hit is STAGE, and a LEASE of each worker;
-    RELEASE and COMMIT wait for no answer."""
-    workers, space, rules, keys = engine(GROUPS[kind], chunks, ranks)
+    RELEASE and COMMIT wait for no answer. dirs: it is all on a disk when it is
+    staged."""
+    slices = SLICES if kind == "sliced" else 0
+    workers, space, rules, keys = engine(GROUPS[kind], chunks, ranks,
+                                         slices=slices)
     data = keys.data(0, chunks)
     for w in workers:
         w.fill(1 + w.number)
-        w.move(keys, 1)
-        space.match(rules, data, 1, MS)  # the spaces are known from here on
-        w.space.match(w.layout, data, 1, MS)
+    greet(workers, space, rules, data)
     saved = [bytes(w.map) for w in workers]
-    shards = chunks * len(GROUPS[kind])
+    shards = chunks * len(GROUPS[kind]) * (slices or 1)
     before = requests(daemon)
     for w in workers:
         w.save(keys, chunks)
@@ -143,15 +187,21 @@ def test_round_trips(engine, daemon, kind, ranks, chunks):
     asked = more(daemon, before)
     asked.pop("extent", 0)  # an extent is mapped once
     assert asked.pop("match") == ranks  # settle()
-    rooms = -(-shards // 512)  # rooms are made by so many
+    rooms = -(-shards // ROOMS)
     assert asked == {"reserve": ranks * rooms, "commit": ranks * rooms}
 
+    if dirs:
+        workers[0].node.flush(1, MS)
+        daemon.stop()
+        daemon.start()
+        greet(workers, space, rules, data)
     before = requests(daemon)
     lease, match = space.stage(rules, data, chunks, MS)
     asked = more(daemon, before)
     asked.pop("announce", 0)  # of who does not announce requests itself
     assert asked == {"stage": 1}
     assert (match.chunks, match.found, match.tried) == (chunks,) * 3
+    assert match.tried_below_bytes == (match.tried_bytes if dirs else 0)
     before = requests(daemon)
     for w in workers:
         w.fill(9)
@@ -161,7 +211,7 @@ def test_round_trips(engine, daemon, kind, ranks, chunks):
     asked = more(daemon, before)
     asked.pop("extent", 0)
     assert asked.pop("match") == ranks
-    most = -(-shards // 1024)
+    most = -(-shards // LEASES)
     assert asked.pop("lease") <= ranks * most
     assert asked.pop("release") <= ranks * max(most, shards)
     assert asked == {}
@@ -179,8 +229,8 @@ def check_loaded(rank, was, kind, chunks):
         first = {_lib.RULE_ALL: 0, _lib.RULE_LAST: chunks * PER - 1,
                  _lib.RULE_TRAILING: max(0, chunks * CHUNK - window + 1)
                  // BLOCK}[rule]
-        for layer in range(LAYERS):
-            at = (g * LAYERS + layer) * PAGE * blocks
+        for layer in range(rank.layers):
+            at = (g * rank.layers + layer) * PAGE * blocks
             begin, end = at + (1 + first) * PAGE, at + blocks * PAGE
             assert rank.map[begin:end] == was[begin:end]
 

@@ -50,6 +50,7 @@ static void open_store(ldr_store_t *s, uint32_t pages, bool used)
     assert_int_equal(ldr_behind_open(s, 0, false), LARDER_OK);
     assert_int_equal(ldr_behind_open(s, 1, true), LARDER_OK);
     assert_int_equal(ldr_behind_open(s, 2, true), LARDER_OK);
+    assert_int_equal(ldr_behind_open(s, 3, false), LARDER_OK);
     for (uint32_t i = 0; used && i < TENANTS; i++) {
         assert_int_equal(ldr_store_tenant(s, tenant_ids[i]), i);
         assert_int_equal(ldr_store_space(s, space_ids[i]), i);
@@ -449,6 +450,7 @@ static void test_where_it_goes_next(void **state)
     ldr_behind_remove(&f->old, 0, refused);
     f->old.shards[refused].refused = true;
     ldr_behind_push(&f->old, 1, shard_of(&f->old, 0, 16, 0));
+    ldr_behind_push(&f->old, 3, shard_of(&f->old, 0, 24, 0));
     write_list(f);
     open_known(f, 0);
     ldr_name_t name = ldr_store_name(&f->new, 0, 0, &key);
@@ -462,6 +464,8 @@ static void test_where_it_goes_next(void **state)
     assert_int_equal(f->new.shards[shard_of(&f->new, 0, 24, 0)].queued & 2, 0);
     assert_int_equal(f->new.queues[0].count, 2);
     assert_int_equal(f->new.queues[1].count, 1);
+    assert_int_equal(f->new.shards[shard_of(&f->new, 0, 24, 0)].queued & 8, 8);
+    assert_int_equal(f->new.queues[3].count, 1);
 }
 
 static ldr_shard_t *shard_at(ldr_store_t *s, uint32_t key)

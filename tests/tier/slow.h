@@ -13,7 +13,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SLOW_TIER 3 /* its number: the first that no client knows */
+#include "larder/larder.h"
+
+#define SLOW_TIER 4 /* its number: the first that src/ does not know */
+
+_Static_assert(SLOW_TIER == LARDER_TIER_COUNT, "the first that is free");
 
 typedef struct slow_control {
     bool on;

@@ -86,6 +86,64 @@ static void test_statuses(void **s)
     assert_int_equal(row_of(LARDER_MISS, UINT32_MAX).cause, LARDER_CAUSE_OTHER);
 }
 
+/* Of a member: in the rows of GET's reply and of PUT's. */
+static void test_members_statuses(void **s)
+{
+    uint8_t at[LDR_PEER_SHARD_BYTES];
+    ldr_peer_shard_t row = {.shards = 1, .length = 1};
+
+    (void)s;
+    for (int32_t status = -1000; status < 1000; status++) {
+        const char *text = larder_status_text((larder_status_t)status);
+        int32_t want =
+            strcmp(text, "unknown status") != 0 ? status : LARDER_E_OTHER;
+
+        ldr_put_peer_status(at, (larder_status_t)status);
+        assert_int_equal(ldr_get_peer_status(at), want);
+        row.status = (larder_status_t)status;
+        ldr_put_peer_shard(at, &row);
+        assert_true(ldr_get_peer_shard(at, &row));
+        assert_int_equal(row.status, want);
+    }
+}
+
+/* What a member found: each of the values, and others that it did not send. */
+static void test_found(void **s)
+{
+    static const uint32_t lengths[] = {0, 1, LARDER_VALUE_MAX, LDR_FOUND_AT,
+                                       LDR_FOUND_PROMISED};
+    uint8_t at[LDR_PEER_HEAD_BYTES + 5 * LDR_PEER_FOUND_BYTES +
+               2 * LDR_PEER_OTHER_BYTES];
+    ldr_peer_head_t head = {.count = 1, .shards = 5}, got;
+    size_t n = ldr_put_peer_head(at, &head);
+    uint64_t id = 0;
+
+    (void)s;
+    for (uint32_t i = 0; i < 5; i++, n += LDR_PEER_FOUND_BYTES) {
+        ldr_put_peer_found(at + n,
+                           &(ldr_peer_found_t){lengths[i], i > 2 ? i : 0});
+        assert_int_equal(ldr_peer_found_none(at + n), i == 0);
+    }
+    ldr_put_peer_other(at + n, 11);
+    ldr_put_peer_other(at + n + LDR_PEER_OTHER_BYTES, UINT64_MAX);
+    assert_false(ldr_get_peer_head(at, sizeof(at) - 1, 0, &got));
+    assert_true(ldr_get_peer_head(at, sizeof(at), 0, &got));
+    for (uint32_t i = 0; i < 5; i++) {
+        ldr_peer_found_t found =
+            ldr_get_peer_found(got.rows + (size_t)i * LDR_PEER_FOUND_BYTES);
+
+        assert_int_equal(found.length, lengths[i]);
+        assert_int_equal(found.other, i > 2 ? i : 0);
+    }
+    assert_false(ldr_get_peer_other(&got, 0, &id));
+    assert_true(ldr_get_peer_other(&got, 1, &id) && id == 11);
+    assert_true(ldr_get_peer_other(&got, 2, &id) && id == UINT64_MAX);
+    assert_false(ldr_get_peer_other(&got, 3, &id));
+    /* The most that there is room for. */
+    ldr_put_peer_found(at, &(ldr_peer_found_t){1, LDR_OTHERS_MAX});
+    assert_int_equal(ldr_get_peer_found(at).other, LDR_OTHERS_MAX);
+}
+
 enum { COUNTERS_AT = 0, MISSES_AT = 2, DISK_COUNTERS_AT = 6, HEAD = 16 };
 
 /* A body with so many bytes more, or fewer, from there on; and its number of
@@ -214,8 +272,12 @@ static void test_rows(void **s)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tiers), cmocka_unit_test(test_statuses),
-        cmocka_unit_test(test_stats), cmocka_unit_test(test_disks),
+        cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_statuses),
+        cmocka_unit_test(test_members_statuses),
+        cmocka_unit_test(test_found),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_disks),
         cmocka_unit_test(test_rows),
     };
 

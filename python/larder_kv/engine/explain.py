@@ -30,7 +30,6 @@ FILE_BYTES = 1 << 20  # of each of the two files of a process
 ID_MAX = 256  # characters; users may choose it
 WAITING_MAX = 10000  # records that were not written yet; more are dropped
 KEEP_SECONDS = 86400.0  # files of processes that have ended
-_NAME = re.compile(r"vllm-(\d+)(\.old)?\.log")
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]")
 
 
@@ -194,12 +193,13 @@ class Explain:
     """Where records go when their requests end."""
 
     def __init__(self, counts: Counts, chunk_tokens: int,
-                 folder: pathlib.Path):
+                 folder: pathlib.Path, engine: str):
         self.counts = counts
         self.chunk_tokens = chunk_tokens
         self.folder = folder
+        self.engine = engine  # its files are ENGINE-PID.log
         self._queue: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
-        self._file = Files(folder) if self._prepare() else None
+        self._file = Files(folder, engine) if self._prepare() else None
         self._thread = threading.Thread(target=self._work, daemon=True,
                                         name="larder-explain")
         self._thread.start()
@@ -219,7 +219,7 @@ class Explain:
     def _prepare(self) -> bool:
         try:
             make_private(self.folder)
-            remove_old(self.folder)
+            remove_old(self.folder, self.engine)
             return True
         except OSError as error:
             logger.warning(
@@ -286,10 +286,11 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def remove_old(folder: pathlib.Path) -> None:
+def remove_old(folder: pathlib.Path, engine: str) -> None:
     """What processes left that ended long ago."""
+    ours = re.compile(re.escape(engine) + r"-(\d+)(\.old)?\.log")
     for path in folder.iterdir():
-        name = _NAME.fullmatch(path.name)
+        name = ours.fullmatch(path.name)
         with contextlib.suppress(OSError):
             if (name is not None and not _lives(int(name.group(1)))
                     and time.time() - path.lstat().st_mtime > KEEP_SECONDS):
@@ -300,8 +301,9 @@ class Files:
     """This process's lines: the newest in one file, those before in another.
     Opened for each batch, so that it may be deleted at any time."""
 
-    def __init__(self, folder: pathlib.Path, limit: int = FILE_BYTES):
-        self._path = folder / f"vllm-{os.getpid()}.log"
+    def __init__(self, folder: pathlib.Path, engine: str,
+                 limit: int = FILE_BYTES):
+        self._path = folder / f"{engine}-{os.getpid()}.log"
         self._limit = limit
 
     def append(self, text: str) -> None:

@@ -86,7 +86,8 @@ class Scheduler:
         self._waits = gpu  # for a lookup
         self.explain = Explain(
             self.counts, described.chunk_tokens,
-            pathlib.Path(_lib.default_socket()).parent / "explain")
+            pathlib.Path(_lib.default_socket()).parent / "explain",
+            "vllm")  # as `larder explain` expects it
         role = config.kv_transfer_config
         self.saves = role.is_kv_producer and options.save != "never"
         self.loads = role.is_kv_consumer and options.load != "never"

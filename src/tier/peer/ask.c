@@ -251,10 +251,11 @@ static const ldr_peer_node_t *node_by_place(const ldr_peers_t *p,
                                             const ldr_peer_head_t *reply,
                                             uint32_t place)
 {
-    if (place == 0 || place > reply->other_count) {
+    uint64_t id;
+
+    if (!ldr_get_peer_other(reply, place, &id)) {
         return NULL;
     }
-    uint64_t id = ldr_get64(reply->others + (size_t)(place - 1) * 8);
     for (unsigned i = 0; i < p->node_count; i++) {
         if (p->nodes[i]->id == id && ldr_peer_well(p->nodes[i])) {
             return p->nodes[i];
@@ -270,7 +271,9 @@ static void note_promised(ldr_query_part_t *part, const ldr_query_row_t *row,
     bool promised = false, whole = true;
 
     for (uint32_t i = 0; i < part->ask->shards; i++) {
-        uint32_t length = ldr_get32(lengths + 4 * i) & LDR_FOUND_LENGTH;
+        uint32_t length =
+            ldr_get_peer_found(lengths + LDR_PEER_FOUND_BYTES * (size_t)i)
+                .length;
 
         promised |= length == LDR_FOUND_PROMISED;
         whole &= length > 0 && length <= LARDER_VALUE_MAX;
@@ -289,10 +292,11 @@ static void ask_home(ldr_peers_t *p, ldr_query_t *ask, uint32_t at,
                      const ldr_peer_head_t *reply, uint32_t place,
                      ldr_query_part_t ***more_p)
 {
-    if (place == 0 || place > reply->other_count || ask->over) {
+    uint64_t id;
+
+    if (ask->over || !ldr_get_peer_other(reply, place, &id)) {
         return;
     }
-    uint64_t id = ldr_get64(reply->others + (size_t)(place - 1) * 8);
     if (*more_p == NULL) {
         *more_p = ldr_alloc(LDR_PEERS_MAX * sizeof(**more_p));
     }
@@ -321,18 +325,17 @@ static void take_answer(ldr_peer_node_t *n, ldr_query_part_t *part,
         row->answered++;
     }
     for (uint32_t i = 0; i < ask->shards; i++) {
-        uint32_t found = ldr_get32(lengths + 4 * i);
-        uint32_t length = found & LDR_FOUND_LENGTH;
-        const ldr_peer_node_t *other =
-            node_by_place(p, reply, found >> LDR_FOUND_BITS);
+        ldr_peer_found_t found =
+            ldr_get_peer_found(lengths + LDR_PEER_FOUND_BYTES * (size_t)i);
+        uint32_t length = found.length;
+        const ldr_peer_node_t *other = node_by_place(p, reply, found.other);
         bool known =
             ldr_where_find(p->where, row->fingerprint, i, epoch, &at) &&
             at.length > 0;
 
         none = none && length == 0;
         if (length == LDR_FOUND_AT && ask->homes) {
-            ask_home(p, ask, which & LDR_QUERY_ROW, reply,
-                     found >> LDR_FOUND_BITS, more_p);
+            ask_home(p, ask, which & LDR_QUERY_ROW, reply, found.other, more_p);
         }
         if (length == 0 || length > LARDER_VALUE_MAX) {
             continue;
@@ -408,7 +411,9 @@ static uint32_t ask_some(ldr_peer_node_t *n, ldr_query_part_t *part,
 
         for (uint32_t i = 0; i < count; i++) {
             take_answer(n, part, part->rows[at + i], head.epoch, now_ns, &reply,
-                        reply.rows + (size_t)i * 4 * ask->shards, &more);
+                        reply.rows +
+                            (size_t)i * LDR_PEER_FOUND_BYTES * ask->shards,
+                        &more);
         }
         if (more != NULL) {
             hand_parts(p, ask, more);

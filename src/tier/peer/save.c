@@ -481,9 +481,11 @@ static larder_status_t ask(ldr_talk_t *v, const ldr_peer_batch_t *b,
         return ldr_fail(LARDER_E_OFFLINE, "a malformed answer");
     }
     for (uint32_t i = 0; i < b->count; i++) {
-        size_t at = ((size_t)i * LARDER_SHARDS_MAX + s->rows[i].shard) * 4;
+        size_t at = ((size_t)i * LARDER_SHARDS_MAX + s->rows[i].shard) *
+                    LDR_PEER_FOUND_BYTES;
 
-        if (s->statuses[i] == LARDER_PENDING && ldr_get32(head.rows + at) > 0) {
+        if (s->statuses[i] == LARDER_PENDING &&
+            !ldr_peer_found_none(head.rows + at)) {
             s->statuses[i] = LARDER_PRESENT;
         }
     }
@@ -543,13 +545,14 @@ static larder_status_t send(ldr_talk_t *v, bool kept, sending_t *s)
     if (ldr_frame_status(&v->call.reply) < 0) {
         return ldr_reply_failed(&v->call.reply, body);
     }
-    if (!ldr_get_peer_head(body, v->call.reply.body, 4, &head) ||
+    if (!ldr_get_peer_head(body, v->call.reply.body, LDR_PEER_STATUS_BYTES,
+                           &head) ||
         head.count != s->count) {
         return ldr_fail(LARDER_E_OFFLINE, "a malformed answer");
     }
     for (uint32_t i = 0; i < s->count; i++) {
         s->statuses[s->order[i]] =
-            (larder_status_t)(int32_t)ldr_get32(head.rows + 4 * i);
+            ldr_get_peer_status(head.rows + LDR_PEER_STATUS_BYTES * (size_t)i);
     }
     return LARDER_OK;
 }
