@@ -10,20 +10,21 @@ import pytest
 import torch
 from larder_kv import _lib
 from larder_kv.engine import handoff
-from larder_kv.vllm import model
+from larder_kv.vllm import adapters, model
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from surface import dense, full_of, kv_of
 from surface_keys import tokens_of
-from surface_requests import (BLOCKS, LONG, TOKENS, cached, clock, hashed,
-                              looked, side, until)
+from surface_requests import (BLOCKS, BOX, LONG, TOKENS, adapter, cached,
+                              clock, hashed, hung, looked, side, until)
 
-__all__ = ["clock", "dense", "side"]  # fixtures
+__all__ = ["adapter", "clock", "dense", "hung", "side"]  # fixtures
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False,
            "remote_engine_id": None, "remote_block_ids": None,
            "remote_host": None, "remote_port": None}
+EARLY = {"do_remote_prefill": True, "do_remote_decode": False}
 
 
 def request_of(tokens, name, params, **more):
@@ -383,6 +384,58 @@ def test_salts(memory, more):
     assert claimed == 200
 
 
+@pytest.mark.parametrize("sides", ["p", "d", "pd"])
+def test_adapters(memory, adapter, sides):
+    """Of an adapter that was looked at more than a second ago, on one side or
+    both: a thread names the prompt first."""
+    one, tokens, lora = memory.one, tokens_of(26, 700), adapter(1)
+
+    def come(name, params):
+        adapters.look(lora)
+        age = 2 * adapters.SECONDS if name in sides else 0
+        adapters._entry(lora).checked = time.monotonic() - age
+        request = request_of(tokens, name, params, lora_request=lora)
+        one.arrive(request)
+        until(lambda: one.matched(request, 0)[0] is not None)
+        return request
+
+    prefill = come("p", dict(PREFILL))
+    for move in compute(one, prefill):
+        memory.run(move, False)
+    answer = finish(one, prefill)
+    decode = come("d", answer)
+    assert one.matched(decode, 0) == (700, True)
+    claimed, _ = decoded(memory, tokens, answer, name="plain")
+    assert claimed == 0  # without the adapter it is another prompt
+    compute(one, decode)
+    assert not one.unnamed
+
+
+@pytest.mark.parametrize("how", ["late", "unheeded", "aborted"])
+def test_adapters_that_cannot_be_looked_at(memory, adapter, hung, clock, how):
+    """Neither side hands off, and nobody waits for it."""
+    one, tokens = memory.one, tokens_of(27, 700)
+    requests = [
+        request_of(tokens, name, params, lora_request=adapter(number))
+        for number, (name, params) in enumerate(
+            (("p", dict(PREFILL)), ("d", dict(EARLY))), 1)]
+    for request in requests:
+        one.arrive(request)
+        assert one.matched(request, 0) == (None, False)
+        if how == "unheeded":  # vLLM goes on all the same
+            one.allocated(request, None, 0)
+    clock.ahead = 1.1 * BOX
+    for request in requests:
+        if how == "late":
+            assert one.matched(request, 0) == (0, False)
+        elif how == "aborted":
+            assert finish(one, request, RequestStatus.FINISHED_ABORTED) is None
+    assert compute(one, requests[0]) == [] and not one.unnamed
+    if how != "aborted":
+        assert one.counts.take()["handoffs_refused:unable"] == 2
+        assert finish(one, requests[0]) is None
+
+
 def test_roles(side):
     """A prefill engine that saves nothing hands nothing off."""
     one = side("kv_consumer")
@@ -411,9 +464,6 @@ def test_tails_are_no_part_of_reuse(memory):
     assert claimed == 512 and move.tail is None
     assert one.finder.tails.unit == memory.block
     assert array("I", [handoff.PAD])[0] == 0xFFFFFFFF
-
-
-EARLY = {"do_remote_prefill": True, "do_remote_decode": False}
 
 
 @pytest.mark.parametrize("first", ["decode", "prefill"])

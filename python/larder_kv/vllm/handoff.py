@@ -124,9 +124,10 @@ class Handoffs:
         params[SHORTENED] = True
 
     def give(self, t: Tracked) -> None:
-        """It has arrived, and will be handed off."""
+        """It has arrived, and will be handed off. Its prompt is named, or it
+        saves nothing."""
         half = t.record.half = Half("prefill", t.request.num_prompt_tokens)
-        if (not self.possible() or not t.saves or t.prompt.waits()
+        if (not self.possible() or not t.saves
                 or self._spare
                 and not t.request.kv_transfer_params.get(SHORTENED)):
             half.why = "unable"
@@ -225,14 +226,14 @@ class Handoffs:
             self._alone and params and params.get("do_remote_prefill"))
 
     def take(self, t: Tracked) -> handoff.Handoff | None:
-        """It has arrived. None: it is served without its hand-off."""
+        """It has arrived. Its prompt is named, or it loads nothing. None: it
+        is served without its hand-off."""
         given = t.switches.handoff
         half = Half("decode", t.request.num_prompt_tokens)
         half.early = given is None
         t.record.half = t.record.half or half  # it may be both sides
         tokens = t.request.num_prompt_tokens - self._spare
-        if (not self.possible() or not t.loads or t.prompt.waits()
-                or tokens <= 0):
+        if not self.possible() or not t.loads or tokens <= 0:
             half.why = "unable"
             self._counts.add("handoffs_refused:unable")
             return None
