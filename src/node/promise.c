@@ -15,7 +15,7 @@ typedef struct ldr_promise_slot {
     struct ldr_promise *promise;
     ldr_promise_wait_t *waits;
     uint32_t chunk; /* that is held, or LDR_NIL */
-    uint32_t bytes; /* of it */
+    uint32_t pages; /* of it */
     uint16_t group;
     bool open;
 } slot_t;
@@ -68,14 +68,14 @@ static void close_slot(ldr_node_t *node, slot_t *slot)
 }
 
 /* A tenant's promises hold a part of its memory at most. */
-static bool may_hold(ldr_node_t *node, const promise_t *p, uint64_t bytes)
+static bool may_hold(ldr_node_t *node, const promise_t *p, uint32_t pages)
 {
     const ldr_arena_t *arena = &node->store.arena;
     uint32_t most = arena->owners[p->tenant].pages_max;
-    uint64_t pages = most != 0 ? most : arena->page_count;
 
-    return tenant_of(node, p)->promised_bytes + bytes <=
-           pages * LDR_PAGE / LDR_PROMISE_DRAM_PART;
+    most = most != 0 ? most : arena->page_count;
+    return tenant_of(node, p)->promised_pages + pages <=
+           most / LDR_PROMISE_DRAM_PART;
 }
 
 /* The chunk is there: holds it, if there is room for that, and closes the
@@ -86,13 +86,13 @@ static void fill_slot(ldr_node_t *node, slot_t *slot, uint32_t chunk)
     promise_t *p = slot->promise;
 
     if (chunk != LDR_NIL && slot->chunk == LDR_NIL) {
-        uint64_t bytes = store->chunks[chunk].bytes;
+        uint32_t pages = ldr_store_pages(store, chunk);
 
-        if (may_hold(node, p, bytes)) {
+        if (may_hold(node, p, pages)) {
             ldr_store_hold(store, chunk);
             slot->chunk = chunk;
-            slot->bytes = (uint32_t)bytes;
-            tenant_of(node, p)->promised_bytes += bytes;
+            slot->pages = pages;
+            tenant_of(node, p)->promised_pages += pages;
         } else {
             LDR_COUNT(store, p->space, handoff_unheld, 1);
         }
@@ -194,7 +194,7 @@ static void end_promise(ldr_node_t *node, promise_t **link)
         }
         *at = slot->next;
         if (slot->chunk != LDR_NIL) {
-            tenant->promised_bytes -= slot->bytes;
+            tenant->promised_pages -= slot->pages;
             ldr_store_release(store, slot->chunk);
         }
     }

@@ -18,7 +18,7 @@
  *  2. waits->on == slot exactly while the wait is in slot->waits; the slot is
  *     open then. Whoever closes a slot takes its waits off and calls ready().
  *  3. slot->chunk != LDR_NIL exactly while the promise holds that chunk, whose
- *     bytes are counted in its tenant's promised_bytes.
+ *     pages are counted in its tenant's promised_pages.
  */
 #pragma once
 
@@ -30,7 +30,7 @@
 #define LDR_PROMISE_GONE_NS ((uint64_t)250 * 1000000)    /* see owner_gone() */
 #define LDR_PROMISE_LIFE_NS ((uint64_t)600 * 1000000000) /* before it */
 #define LDR_PROMISE_SLOTS_MAX 65536u                     /* of one tenant */
-#define LDR_PROMISE_DRAM_PART 4u /* one in so many bytes may be held */
+#define LDR_PROMISE_DRAM_PART 4u /* one in so many pages may be held */
 
 /*
  * Promises a prefix. owner: who will fill it, not 0; see

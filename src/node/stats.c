@@ -123,7 +123,7 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
         .ssd_bytes = t->ssd_bytes,
         .held_chunks = t->held_chunks,
         .pinned_bytes = t->pinned_bytes,
-        .promised_bytes = t->promised_bytes,
+        .promised_bytes = (uint64_t)t->promised_pages * LDR_PAGE,
     };
     out->policy.ranks_lru = true;
     if (s->policy == &ldr_policy_default) {
