@@ -52,8 +52,12 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
  * are closed 250 ms later. */
 void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner);
 
-/* Ends what is due. Gives when to look next; UINT64_MAX: there is nothing. */
+/* Ends what is due. Gives when to look next; UINT64_MAX: there is nothing. A
+ * daemon has a timer for that. */
 uint64_t ldr_promise_expire(ldr_node_t *node);
+/* The same, with the lock. An embedded node has no timer: whoever wants memory,
+ * waits or counts calls this first. */
+uint64_t ldr_promise_due(ldr_node_t *node);
 
 /* True: a slot of the prefix is open, and the wait is for it: ready() will be
  * called. The caller asks again then. */

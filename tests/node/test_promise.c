@@ -270,6 +270,35 @@ static void test_expires(void **state)
     assert_int_equal(held(f), 0);
 }
 
+/* In an embedded node nobody looks at the time but who needs memory, or who
+ * asks. */
+static void test_embedded(void **state)
+{
+    fixture_t *f = *state;
+    ldr_store_t *s = &f->rig.node->store;
+    chain_t c = chain_of(f, 8);
+
+    assert_int_equal(promise(f, &c, ENGINE), LARDER_OK);
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        save(f, 8 + i);
+    }
+    larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
+    assert_int_equal(tell(f, &c, LARDER_HANDOFF_ANSWERED), LARDER_OK);
+    f->rig.now_ns += 29 * SECONDS;
+    save(f, RIG_CHAIN * 100);
+    larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
+    assert_int_equal(s->held_chunks, CHUNKS);
+    f->rig.now_ns += 2 * SECONDS;
+    save(f, RIG_CHAIN * 101);
+    larder_flush(f->rig.lar, LARDER_TIER_SSD, 0);
+    assert_int_equal(s->held_chunks, 0);
+    assert_int_equal(counted(f)->handoffs_expired, 1);
+    assert_int_equal(promise(f, &c, ENGINE), LARDER_OK);
+    assert_int_equal(tell(f, &c, LARDER_HANDOFF_ANSWERED), LARDER_OK);
+    f->rig.now_ns += 31 * SECONDS;
+    assert_int_equal(held(f), 0);
+}
+
 /* What has not come 5 s after the answer is not waited for. */
 static void test_late(void **state)
 {
@@ -388,6 +417,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_broken, setup, teardown),
         cmocka_unit_test_setup_teardown(test_given_up, setup, teardown),
         cmocka_unit_test_setup_teardown(test_expires, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_embedded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_late, setup, teardown),
         cmocka_unit_test_setup_teardown(test_held, setup, teardown),
         cmocka_unit_test_setup_teardown(test_capped, setup, teardown),
