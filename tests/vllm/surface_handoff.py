@@ -247,7 +247,8 @@ BROKEN = {
     "key": lambda a: altered(a, key="22" * 32),
     "seal": lambda a: altered(a, seal="33" * 32),
     "text": lambda a: altered(a, seal="\xff"),
-    "version": lambda a: altered(a, v=2),
+    "version": lambda a: altered(a, v=handoff.VERSION + 1),
+    "chain": lambda a: altered(a, chain="22" * 32),
     "kind": lambda a: altered(a, token=5),
     "more": lambda a: altered(a, address="10.0.0.1:7777"),
     "not one": lambda a: {"larder": {"handoff": "all of it"}},
@@ -290,6 +291,48 @@ def test_of_another_tenant(memory):
     claimed, _ = decoded(memory, tokens, made)
     assert claimed == 512
     assert one.counts.take()["handoffs_refused:forged"] == 1
+
+
+@pytest.mark.parametrize("why, changes", [
+    ("space", {"space": "another model's"}),
+    ("space", {"v": handoff.VERSION + 1}),
+    ("space", {"v": 1, "chain": None}),
+    ("forged", {"member": "n2"}),
+    ("malformed", {"v": "2"})])
+def test_reasons(memory, why, changes):
+    """Of another model the seal is another too, and so is that of a newer
+    engine, which may have other fields: that is no forgery."""
+    one, tokens = memory.one, tokens_of(28, 700)
+    answer, _ = prefilled(memory, tokens)
+    made = altered(answer, **changes)
+    given = made["larder"]["handoff"]
+    for name in [name for name, value in given.items() if value is None]:
+        del given[name]
+    one.counts.take()
+    claimed, _ = decoded(memory, tokens, made)
+    assert claimed == 512
+    assert one.counts.take()[f"handoffs_refused:{why}"] == 1
+
+
+@pytest.mark.parametrize("count, claims", [(700, 512), (200, 0)])
+def test_other_blocks(memory, count, claims):
+    """The prefill side's blocks are of another size: its chunks are the same,
+    and its tail is not. Without chunks there is nothing to be had."""
+    one, tokens = memory.one, tokens_of(29, count)
+    request = request_of(tokens, "p", dict(PREFILL))
+    one.arrive(request)
+    if one.requests["p"].lookup is not None:
+        looked(one.requests["p"].lookup)
+    hand = one.requests["p"].gives
+    assert hand.promised.wait(LONG)
+    hand.tail = bytes(len(hand.tail))
+    for move in compute(one, request):
+        memory.run(move, False)
+    answer = finish(one, request)
+    claimed, move = decoded(memory, tokens, answer)
+    assert claimed == claims and (not claims or move.tail is None)
+    refused = one.counts.take().get("handoffs_refused:prompt", 0)
+    assert refused == (not claims)
 
 
 def test_twice_and_again(memory):
