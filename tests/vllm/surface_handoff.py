@@ -335,6 +335,38 @@ def test_other_blocks(memory, count, claims):
     assert refused == (not claims)
 
 
+def test_the_first_answer_names_its_node(side, monkeypatch):
+    """It is not computed before the node has said its name. Later ones do not
+    wait for that."""
+    one, goes = side(), threading.Event()
+
+    def promise(*_):
+        assert goes.wait(LONG)
+        return "n1"
+
+    monkeypatch.setattr(_lib.Space, "promise", promise)
+    monkeypatch.setattr(_lib.Space, "handoff", lambda *_: True)
+
+    def prefill(name, count):
+        request = request_of(tokens_of(count, count), name, dict(PREFILL))
+        one.arrive(request)
+        looked(one.requests[name].lookup)
+        return request
+
+    first = prefill("first", 300)
+    assert one.matched(first, 0) == (None, False)
+    goes.set()
+    until(lambda: one.matched(first, 0) == (0, False))
+    goes.clear()
+    second = prefill("second", 400)
+    assert one.matched(second, 0) == (0, False)
+    for request in (first, second):
+        compute(one, request)
+        given = finish(one, request)["larder"]["handoff"]
+        assert given["member"] == "n1"
+    goes.set()
+
+
 def test_twice_and_again(memory):
     """A token can be used any number of times; after a preemption the request
     is looked up as any other."""
@@ -563,6 +595,7 @@ def test_what_vllm_has_is_saved_before_its_answer(side, monkeypatch):
     request = hashed(one, TOKENS)
     request.kv_transfer_params = dict(PREFILL)
     one.arrive(request)
+    assert one.requests[request.request_id].gives.promised.wait(LONG)
     assert one.matched(request, end) == (0, False)
     one.allocated(request, None, 0)
     moves = compute(one, request, computed=end)

@@ -60,7 +60,8 @@ class Handoffs:
         # made of the prefill side's own drafts is none either.
         self._spare = max(int(described.has_state), lookahead - 1)
         self._lock = threading.Lock()  # of making the tails' space
-        self._member = ""  # the node's name, as it last said it
+        # The node's name, as it last said it; None: it has not yet.
+        self._member: str | None = None
 
     def possible(self) -> bool:
         """An engine that cannot be told of a failed load of such a model loads
@@ -141,17 +142,26 @@ class Handoffs:
                                t.request.request_id)
             return
         t.gives = hand = self._named(t, t.request.num_prompt_tokens)
-        hand.half, hand.member = half, self._member
+        hand.half, hand.member = half, self._member or ""
         tails = self.tails()
 
         def promise() -> None:
             if handoff.promise(hand, self._space, self._finder.layout, tails):
                 half.promised = time.monotonic()
+                self._member = hand.member
             else:
                 half.why = "promise"
-            self._member = half.member = hand.member
+            half.member = hand.member
 
         self._finder.later(promise)
+
+    def waits(self, t: Tracked) -> bool:
+        """Whether the node has still to say its name, which goes into the
+        answer: for an engine's first promise. The request has been asked about
+        by vLLM."""
+        return (self._member is None and t.gives is not None
+                and not t.gives.promised.is_set()
+                and time.monotonic() < t.asked + PROMISED_SECONDS)
 
     def tail_tokens(self, t: Tracked, known: int) -> tuple[int, int] | None:
         """The tail that is to be saved now, once: so many tokens are

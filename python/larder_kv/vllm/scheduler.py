@@ -261,6 +261,8 @@ class Scheduler:
         self._name(t)
         look = t.lookup
         t.asked = t.asked or time.monotonic()
+        if self.handoffs.waits(t):
+            return None, False
         if not t.claimed:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
