@@ -203,6 +203,28 @@ def test_preempted_prefill(version, pair):
     assert taken["tokens"] == own["tokens"]
 
 
+def test_adapters(version, pair):
+    """Requests of one adapter, so rarely that its files are looked at for
+    each."""
+    lora = {"name": "a", "id": 1, "path": f"{rig.model(version, 'dense')}/"
+            "lora-a"}
+    settings = dict(enable_lora=True, max_loras=1, max_lora_rank=8)
+    with (rig.engine(version, "dense", pair.node.url(), **settings) as prefill,
+          rig.engine(version, "dense", pair.node.url(), **settings) as decode):
+        for i in range(3):
+            ids = rig.prompt(f"adapters {i}", 3 * BLOCK + 1)
+            params = prefill.ask_one(
+                ids, max_tokens=1, lora=lora,
+                kv_transfer_params=dict(PREFILL))["kv_transfer_params"]
+            assert params["do_remote_prefill"]
+            time.sleep(1.1)
+            rig.fresh(decode)
+            with rig.Counted(decode) as counted:
+                decode.ask_one(ids, lora=lora, kv_transfer_params=params)
+            assert counted.external == len(ids)
+            time.sleep(1.1)
+
+
 def test_prefill_is_killed_after_its_answer(pair):
     """The node has its KV: the decode engine computes nothing. (Last: the
     engine is gone.)"""
