@@ -44,7 +44,6 @@ def send(engine, method, path, headers, body, timeout):
         to.close()
         raise Down(str(error)) from None
     if answer.status >= 500:
-        answer.read()
         to.close()
         raise Down(f"status {answer.status}")
     return to, answer
@@ -106,7 +105,8 @@ class Handler(BaseHTTPRequestHandler):
             with contextlib.closing(to):
                 found = json.loads(answer.read())
             return found.get("kv_transfer_params") or None
-        except (Down, ValueError, OSError) as error:
+        except (Down, ValueError, OSError,
+                http.client.HTTPException) as error:
             print(f"proxy: no prefill: {error}", file=sys.stderr, flush=True)
             return None
 

@@ -109,7 +109,7 @@
     S(handoff_failed, "failed", n.handoff_failed)                              \
     S(handoff_unheld, "unheld", n.handoff_unheld)                              \
     V(handoff_held_bytes, GAUGE, "tenant", handoff_held, promised_bytes,       \
-      "Payload that is held for hand-offs.")                                   \
+      "Memory that is held for hand-offs.")                                    \
     V(removes_total, COUNTER, "tenant", , n.removes, "Shards removed.")        \
     V(resets_total, COUNTER, "tenant", , n.resets, "Spaces reset.")            \
     V(tenant_dram_bytes, GAUGE, "tenant", dram, dram_used_bytes,               \

@@ -112,7 +112,8 @@ static const struct {
     {"malformed", "the hand-off in the request is not as an engine writes it"},
     {"forged", "the hand-off's seal is wrong: it was altered, or is another"
                " tenant's"},
-    {"space", "it is of another model, or of an engine that is newer"},
+    {"space", "it is of another model, dtype or layout, or of an engine with"
+              " other hand-offs"},
     {"prompt", "it is of another prompt, salt, adapter or image"},
     {"member", "the node that it names is no member of this node's cluster"},
 };

@@ -13,6 +13,8 @@
 
 #include <string.h>
 
+#include "node/promise.h"
+
 /* ---- beginning ---- */
 
 static bool load_settle(ldr_load_t *load, larder_status_t st,
@@ -147,6 +149,7 @@ bool ldr_load_begin(ldr_node_t *node, ldr_load_t *load)
     clear(load);
     ldr_node_lock(node);
     ldr_node_tick(node);
+    ldr_promise_due(node);
     bool settled = load_begin(node, load);
     ldr_node_unlock(node);
     return settled;

@@ -15,7 +15,7 @@ typedef struct ldr_promise_slot {
     struct ldr_promise *promise;
     ldr_promise_wait_t *waits;
     uint32_t chunk; /* that is held, or LDR_NIL */
-    uint32_t bytes; /* of it */
+    uint32_t pages; /* of it */
     uint16_t group;
     bool open;
 } slot_t;
@@ -34,6 +34,7 @@ typedef struct ldr_promise {
 
 struct ldr_promises {
     promise_t *first;
+    uint64_t due_ns; /* nothing has to be ended before */
     slot_t *table[BUCKETS];
 };
 
@@ -68,14 +69,14 @@ static void close_slot(ldr_node_t *node, slot_t *slot)
 }
 
 /* A tenant's promises hold a part of its memory at most. */
-static bool may_hold(ldr_node_t *node, const promise_t *p, uint64_t bytes)
+static bool may_hold(ldr_node_t *node, const promise_t *p, uint32_t pages)
 {
     const ldr_arena_t *arena = &node->store.arena;
     uint32_t most = arena->owners[p->tenant].pages_max;
-    uint64_t pages = most != 0 ? most : arena->page_count;
 
-    return tenant_of(node, p)->promised_bytes + bytes <=
-           pages * LDR_PAGE / LDR_PROMISE_DRAM_PART;
+    most = most != 0 ? most : arena->page_count;
+    return tenant_of(node, p)->promised_pages + pages <=
+           most / LDR_PROMISE_DRAM_PART;
 }
 
 /* The chunk is there: holds it, if there is room for that, and closes the
@@ -86,13 +87,13 @@ static void fill_slot(ldr_node_t *node, slot_t *slot, uint32_t chunk)
     promise_t *p = slot->promise;
 
     if (chunk != LDR_NIL && slot->chunk == LDR_NIL) {
-        uint64_t bytes = store->chunks[chunk].bytes;
+        uint32_t pages = ldr_store_pages(store, chunk);
 
-        if (may_hold(node, p, bytes)) {
+        if (may_hold(node, p, pages)) {
             ldr_store_hold(store, chunk);
             slot->chunk = chunk;
-            slot->bytes = (uint32_t)bytes;
-            tenant_of(node, p)->promised_bytes += bytes;
+            slot->pages = pages;
+            tenant_of(node, p)->promised_pages += pages;
         } else {
             LDR_COUNT(store, p->space, handoff_unheld, 1);
         }
@@ -163,6 +164,13 @@ static bool names(const slot_t *slot, uint32_t space, uint32_t group,
 
 /* ---- promises ---- */
 
+/* Its times were set. */
+static void note_due(ldr_node_t *node, const promise_t *p)
+{
+    node->promises->due_ns =
+        ldr_min64(node->promises->due_ns, ldr_min64(p->expires_ns, p->late_ns));
+}
+
 static promise_t **promise_find(ldr_node_t *node, uint32_t tenant,
                                 const larder_token_t *token)
 {
@@ -194,7 +202,7 @@ static void end_promise(ldr_node_t *node, promise_t **link)
         }
         *at = slot->next;
         if (slot->chunk != LDR_NIL) {
-            tenant->promised_bytes -= slot->bytes;
+            tenant->promised_pages -= slot->pages;
             ldr_store_release(store, slot->chunk);
         }
     }
@@ -256,6 +264,7 @@ static larder_status_t promise_enter(ldr_node_t *node, promise_t *made,
     if (tenant == LDR_NIL) {
         return ldr_fail(LARDER_E_SPACE, "the space belongs to no tenant");
     }
+    ldr_promise_due(node);
     if (node->promises == NULL) {
         node->promises = ldr_alloc(sizeof(*node->promises));
     }
@@ -275,6 +284,7 @@ static larder_status_t promise_enter(ldr_node_t *node, promise_t *made,
     tenant_of(node, made)->promised_slots += count;
     made->next = node->promises->first;
     node->promises->first = made;
+    note_due(node, made);
     LDR_COUNT(&node->store, p->space, handoffs, 1);
     make_slots(node, made, p);
     return LARDER_OK;
@@ -349,7 +359,11 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
             break;
         default:
             end_promise(node, link);
+            p = NULL;
         }
+    }
+    if (p != NULL) {
+        note_due(node, p);
     }
     ldr_node_unlock(node);
     return st;
@@ -371,19 +385,23 @@ void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner)
         if (p->owner == owner) {
             p->owner = 0;
             p->late_ns = ldr_min64(p->late_ns, now_ns + LDR_PROMISE_GONE_NS);
+            note_due(node, p);
         }
         link = &p->next;
     }
     ldr_node_unlock(node);
 }
 
-uint64_t ldr_promise_expire(ldr_node_t *node)
+uint64_t ldr_promise_due(ldr_node_t *node)
 {
-    uint64_t now_ns = ldr_now_ns(node->clock), next_ns = UINT64_MAX;
+    uint64_t now_ns = ldr_now_ns(node->clock);
 
-    ldr_node_lock(node);
-    promise_t **link = node->promises != NULL ? &node->promises->first : NULL;
-    while (link != NULL && *link != NULL) {
+    ldr_node_held(node);
+    if (node->promises == NULL || now_ns < node->promises->due_ns) {
+        return node->promises != NULL ? node->promises->due_ns : UINT64_MAX;
+    }
+    node->promises->due_ns = UINT64_MAX;
+    for (promise_t **link = &node->promises->first; *link != NULL;) {
         promise_t *p = *link;
 
         if (now_ns >= p->expires_ns) {
@@ -394,9 +412,16 @@ uint64_t ldr_promise_expire(ldr_node_t *node)
         if (now_ns >= p->late_ns) {
             fail_open(node, p);
         }
-        next_ns = ldr_min64(next_ns, ldr_min64(p->expires_ns, p->late_ns));
+        note_due(node, p);
         link = &p->next;
     }
+    return node->promises->due_ns;
+}
+
+uint64_t ldr_promise_expire(ldr_node_t *node)
+{
+    ldr_node_lock(node);
+    uint64_t next_ns = ldr_promise_due(node);
     ldr_node_unlock(node);
     return next_ns;
 }
@@ -515,8 +540,12 @@ void ldr_promise_wait_all(ldr_node_t *node, const ldr_prefix_t *p,
 
     while (in_time && ldr_promise_await(node, p, &wait)) {
         ldr_node_lock(node);
+        uint64_t next_ns = ldr_promise_due(node);
         while (wait.on != NULL && in_time) {
-            in_time = ldr_host_wait(&node->host, deadline_ns);
+            in_time =
+                ldr_host_wait(&node->host, ldr_min64(next_ns, deadline_ns)) ||
+                ldr_now_ns(node->clock) >= next_ns;
+            next_ns = ldr_promise_due(node);
         }
         ldr_node_unlock(node);
     }

@@ -18,7 +18,7 @@
  *  2. waits->on == slot exactly while the wait is in slot->waits; the slot is
  *     open then. Whoever closes a slot takes its waits off and calls ready().
  *  3. slot->chunk != LDR_NIL exactly while the promise holds that chunk, whose
- *     bytes are counted in its tenant's promised_bytes.
+ *     pages are counted in its tenant's promised_pages.
  */
 #pragma once
 
@@ -30,7 +30,7 @@
 #define LDR_PROMISE_GONE_NS ((uint64_t)250 * 1000000)    /* see owner_gone() */
 #define LDR_PROMISE_LIFE_NS ((uint64_t)600 * 1000000000) /* before it */
 #define LDR_PROMISE_SLOTS_MAX 65536u                     /* of one tenant */
-#define LDR_PROMISE_DRAM_PART 4u /* one in so many bytes may be held */
+#define LDR_PROMISE_DRAM_PART 4u /* one in so many pages may be held */
 
 /*
  * Promises a prefix. owner: who will fill it, not 0; see
@@ -52,8 +52,12 @@ larder_status_t ldr_promise_tell(ldr_node_t *node, uint32_t space,
  * are closed 250 ms later. */
 void ldr_promise_owner_gone(ldr_node_t *node, uint64_t owner);
 
-/* Ends what is due. Gives when to look next; UINT64_MAX: there is nothing. */
+/* Ends what is due. Gives when to look next; UINT64_MAX: there is nothing. A
+ * daemon has a timer for that. */
 uint64_t ldr_promise_expire(ldr_node_t *node);
+/* The same, with the lock. An embedded node has no timer: whoever wants memory,
+ * waits or counts calls this first. */
+uint64_t ldr_promise_due(ldr_node_t *node);
 
 /* True: a slot of the prefix is open, and the wait is for it: ready() will be
  * called. The caller asks again then. */

@@ -219,6 +219,8 @@ static void reserve(ldr_node_t *node, const ldr_target_t *t,
                     ldr_reserving_t *of, uint32_t count)
 {
     saving_t s;
+
+    ldr_promise_due(node);
     larder_status_t all = saving_begin(node, t, count, &s);
 
     for (uint32_t i = 0; i < count; i++) {

@@ -7,6 +7,7 @@
 
 #include "base/bytes.h"
 #include "node/metrics.h"
+#include "node/promise.h"
 
 void ldr_node_measured(ldr_node_t *node, larder_tier_t tier, uint64_t bytes,
                        uint64_t ns)
@@ -123,7 +124,7 @@ static void tenant_stats(const ldr_store_t *s, uint32_t tenant,
         .ssd_bytes = t->ssd_bytes,
         .held_chunks = t->held_chunks,
         .pinned_bytes = t->pinned_bytes,
-        .promised_bytes = t->promised_bytes,
+        .promised_bytes = (uint64_t)t->promised_pages * LDR_PAGE,
     };
     out->policy.ranks_lru = true;
     if (s->policy == &ldr_policy_default) {
@@ -145,6 +146,7 @@ bool ldr_node_tenant_stats(ldr_node_t *node, uint32_t tenant,
                            ldr_tenant_stats_t *out)
 {
     ldr_node_lock(node);
+    ldr_promise_due(node);
     bool found = tenant < node->store.tenant_count;
     if (found) {
         tenant_stats(&node->store, tenant, out);
@@ -208,6 +210,7 @@ void ldr_node_stats(ldr_node_t *node, uint32_t tenant, larder_stats_t *out)
     memset(out, 0, sizeof(*out));
     out->struct_bytes = sizeof(*out);
     ldr_node_lock(node);
+    ldr_promise_due(node);
     out->dram_max_bytes = (uint64_t)node->store.arena.page_count * LDR_PAGE;
     for (unsigned i = 0; i < node->tier_count; i++) {
         ldr_tier_t *t = node->order[i];

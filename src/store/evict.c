@@ -96,10 +96,7 @@ void ldr_store_cool(ldr_store_t *s, uint32_t chunk, bool fetched)
         s->policy->hold(ldr_tenant_of(s, c)->policy, chunk);
     }
     transient_list(s, chunk);
-    for (uint32_t i = c->shards; i != LDR_NIL; i = s->shards[i].next) {
-        ldr_tenant_of(s, c)->transient_pages +=
-            ldr_arena_pages(s->shards[i].length);
-    }
+    ldr_tenant_of(s, c)->transient_pages += ldr_store_pages(s, chunk);
     c->cold_ds = fetched ? s->now_ds + (s->now_ds == 0) : 0;
 }
 

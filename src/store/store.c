@@ -407,6 +407,17 @@ static void chunk_attach(ldr_store_t *s, uint32_t chunk, uint32_t entry,
     }
 }
 
+uint32_t ldr_store_pages(const ldr_store_t *s, uint32_t chunk)
+{
+    uint32_t pages = 0;
+
+    for (uint32_t i = s->chunks[chunk].shards; i != LDR_NIL;
+         i = s->shards[i].next) {
+        pages += ldr_arena_pages(s->shards[i].length);
+    }
+    return pages;
+}
+
 void ldr_store_pin(ldr_store_t *s, uint32_t chunk)
 {
     ldr_chunk_t *c = &s->chunks[chunk];

@@ -208,9 +208,8 @@ typedef struct ldr_tenant {
     bool asks;         /* it has asked for memory, and so has a share */
     uint32_t share;    /* extents that others cannot ask it for */
     uint64_t asked_ns; /* when it last asked another for one; the node's */
-    /* Of hand-offs: chunks promised, and bytes held for them; the node's. */
-    uint32_t promised_slots;
-    uint64_t promised_bytes;
+    /* Of hand-offs: chunks promised, and pages held for them; the node's. */
+    uint32_t promised_slots, promised_pages;
 
     uint64_t ssd_bytes; /* of its counted spaces: on all disks, and on each */
     uint64_t disk_bytes[LDR_DISKS_MAX];
@@ -518,6 +517,9 @@ bool ldr_store_commit(ldr_store_t *s, uint32_t shard, uint32_t crc,
 
 /* Undoes a reservation: shard, pages, the hold, and what became empty. */
 void ldr_store_abort(ldr_store_t *s, uint32_t shard);
+
+/* Of DRAM that a chunk takes: small shards have a page each. */
+uint32_t ldr_store_pages(const ldr_store_t *s, uint32_t chunk);
 
 void ldr_store_hold(ldr_store_t *s, uint32_t chunk);
 void ldr_store_release(ldr_store_t *s, uint32_t chunk);

@@ -315,6 +315,24 @@ def test_seal(daemon):
         one.close()
 
 
+def test_embedded():
+    """A node inside this process waits no longer than a daemon does for what
+    has not come: 5 s after the answer."""
+    with contextlib.ExitStack() as stack:
+        node = _lib.Node("embed:?dram=64M")
+        stack.callback(node.close)
+        space = node.space(b"a model", 1, CHUNK)
+        stack.callback(space.close)
+        rules = _lib.Layout(CHUNK, [_lib.Group(_lib.RULE_ALL, 4, 0)])
+        stack.callback(rules.close)
+        keys, token = _lib.Keys(), os.urandom(16)
+        space.chain(array("I", range(CHUNKS * CHUNK)), keys)
+        space.promise(rules, keys.data(0, CHUNKS), CHUNKS, token, MS)
+        assert space.handoff(token, _lib.HANDOFF_ANSWERED, MS)
+        stage = Stage(space, rules, keys, CHUNKS, 60000)
+        assert stage.ended() == 0 and 4 < stage.took < 5 + SOON
+
+
 def test_arguments(engine):
     _, space, rules, keys = engine(DENSE, CHUNKS, 1)
     for call in (lambda: space.promise(rules, b"", 0, os.urandom(16), MS),

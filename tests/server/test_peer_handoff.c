@@ -4,7 +4,7 @@
 
 #define SECOND (1000 * SIM_MS)
 #define KEYS 4u
-#define BYTES 65536u
+#define BYTES LDR_PAGE
 #define SOON (20 * SIM_MS) /* a few round trips */
 
 static const setting_t no_saves[] = {{"peer_save", "never"}, {NULL, NULL}};
@@ -43,11 +43,11 @@ static larder_status_t tell(member_t *m, unsigned first, larder_handoff_t what)
     return ldr_promise_tell(m->node, m->space, &token, what);
 }
 
-static uint64_t promised_bytes(const member_t *m)
+static uint32_t promised_pages(const member_t *m)
 {
     const ldr_store_t *s = &m->node->store;
 
-    return s->tenants[s->spaces[m->space].tenant].promised_bytes;
+    return s->tenants[s->spaces[m->space].tenant].promised_pages;
 }
 
 /* The decode side's node asks, in a thread, and then fetches what it can. */
@@ -285,17 +285,17 @@ static void test_passed_on(void **state)
         need(save(from, i, BYTES) == LARDER_OK);
     }
     need(tell(from, 1, LARDER_HANDOFF_ANSWERED) == LARDER_OK);
-    need(promised_bytes(from) == KEYS * BYTES);
+    need(promised_pages(from) == KEYS);
     sim_sleep(r->net, 25 * SECOND);
     need(ldr_peers_handoff(to->peers, "n1", to->space, &token,
                            LARDER_HANDOFF_RENEW) == LARDER_OK);
     sim_sleep(r->net, 25 * SECOND);
     ldr_promise_expire(from->node);
-    need(promised_bytes(from) == KEYS * BYTES);
+    need(promised_pages(from) == KEYS);
     need(ldr_peers_handoff(to->peers, "n1", to->space, &token,
                            LARDER_HANDOFF_OVER) == LARDER_OK);
     sim_sleep(r->net, SOON);
-    need(promised_bytes(from) == 0);
+    need(promised_pages(from) == 0);
     need(tell(from, 1, LARDER_HANDOFF_RENEW) == LARDER_MISS);
     need(ldr_peers_handoff(to->peers, "n4", to->space, &token,
                            LARDER_HANDOFF_RENEW) == LARDER_E_INVALID);

@@ -10,20 +10,21 @@ import pytest
 import torch
 from larder_kv import _lib
 from larder_kv.engine import handoff
-from larder_kv.vllm import model
+from larder_kv.vllm import adapters, model
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from surface import dense, full_of, kv_of
 from surface_keys import tokens_of
-from surface_requests import (BLOCKS, LONG, TOKENS, cached, clock, hashed,
-                              looked, side, until)
+from surface_requests import (BLOCKS, BOX, LONG, TOKENS, adapter, cached,
+                              clock, hashed, hung, looked, side, until)
 
-__all__ = ["clock", "dense", "side"]  # fixtures
+__all__ = ["adapter", "clock", "dense", "hung", "side"]  # fixtures
 
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False,
            "remote_engine_id": None, "remote_block_ids": None,
            "remote_host": None, "remote_port": None}
+EARLY = {"do_remote_prefill": True, "do_remote_decode": False}
 
 
 def request_of(tokens, name, params, **more):
@@ -246,7 +247,8 @@ BROKEN = {
     "key": lambda a: altered(a, key="22" * 32),
     "seal": lambda a: altered(a, seal="33" * 32),
     "text": lambda a: altered(a, seal="\xff"),
-    "version": lambda a: altered(a, v=2),
+    "version": lambda a: altered(a, v=handoff.VERSION + 1),
+    "chain": lambda a: altered(a, chain="22" * 32),
     "kind": lambda a: altered(a, token=5),
     "more": lambda a: altered(a, address="10.0.0.1:7777"),
     "not one": lambda a: {"larder": {"handoff": "all of it"}},
@@ -289,6 +291,80 @@ def test_of_another_tenant(memory):
     claimed, _ = decoded(memory, tokens, made)
     assert claimed == 512
     assert one.counts.take()["handoffs_refused:forged"] == 1
+
+
+@pytest.mark.parametrize("why, changes", [
+    ("space", {"space": "another model's"}),
+    ("space", {"v": handoff.VERSION + 1}),
+    ("space", {"v": 1, "chain": None}),
+    ("forged", {"member": "n2"}),
+    ("malformed", {"v": "2"})])
+def test_reasons(memory, why, changes):
+    """Of another model the seal is another too, and so is that of a newer
+    engine, which may have other fields: that is no forgery."""
+    one, tokens = memory.one, tokens_of(28, 700)
+    answer, _ = prefilled(memory, tokens)
+    made = altered(answer, **changes)
+    given = made["larder"]["handoff"]
+    for name in [name for name, value in given.items() if value is None]:
+        del given[name]
+    one.counts.take()
+    claimed, _ = decoded(memory, tokens, made)
+    assert claimed == 512
+    assert one.counts.take()[f"handoffs_refused:{why}"] == 1
+
+
+@pytest.mark.parametrize("count, claims", [(700, 512), (200, 0)])
+def test_other_blocks(memory, count, claims):
+    """The prefill side's blocks are of another size: its chunks are the same,
+    and its tail is not. Without chunks there is nothing to be had."""
+    one, tokens = memory.one, tokens_of(29, count)
+    request = request_of(tokens, "p", dict(PREFILL))
+    one.arrive(request)
+    if one.requests["p"].lookup is not None:
+        looked(one.requests["p"].lookup)
+    hand = one.requests["p"].gives
+    assert hand.promised.wait(LONG)
+    hand.tail = bytes(len(hand.tail))
+    for move in compute(one, request):
+        memory.run(move, False)
+    answer = finish(one, request)
+    claimed, move = decoded(memory, tokens, answer)
+    assert claimed == claims and (not claims or move.tail is None)
+    refused = one.counts.take().get("handoffs_refused:prompt", 0)
+    assert refused == (not claims)
+
+
+def test_the_first_answer_names_its_node(side, monkeypatch):
+    """It is not computed before the node has said its name. Later ones do not
+    wait for that."""
+    one, goes = side(), threading.Event()
+
+    def promise(*_):
+        assert goes.wait(LONG)
+        return "n1"
+
+    monkeypatch.setattr(_lib.Space, "promise", promise)
+    monkeypatch.setattr(_lib.Space, "handoff", lambda *_: True)
+
+    def prefill(name, count):
+        request = request_of(tokens_of(count, count), name, dict(PREFILL))
+        one.arrive(request)
+        looked(one.requests[name].lookup)
+        return request
+
+    first = prefill("first", 300)
+    assert one.matched(first, 0) == (None, False)
+    goes.set()
+    until(lambda: one.matched(first, 0) == (0, False))
+    goes.clear()
+    second = prefill("second", 400)
+    assert one.matched(second, 0) == (0, False)
+    for request in (first, second):
+        compute(one, request)
+        given = finish(one, request)["larder"]["handoff"]
+        assert given["member"] == "n1"
+    goes.set()
 
 
 def test_twice_and_again(memory):
@@ -383,6 +459,58 @@ def test_salts(memory, more):
     assert claimed == 200
 
 
+@pytest.mark.parametrize("sides", ["p", "d", "pd"])
+def test_adapters(memory, adapter, sides):
+    """Of an adapter that was looked at more than a second ago, on one side or
+    both: a thread names the prompt first."""
+    one, tokens, lora = memory.one, tokens_of(26, 700), adapter(1)
+
+    def come(name, params):
+        adapters.look(lora)
+        age = 2 * adapters.SECONDS if name in sides else 0
+        adapters._entry(lora).checked = time.monotonic() - age
+        request = request_of(tokens, name, params, lora_request=lora)
+        one.arrive(request)
+        until(lambda: one.matched(request, 0)[0] is not None)
+        return request
+
+    prefill = come("p", dict(PREFILL))
+    for move in compute(one, prefill):
+        memory.run(move, False)
+    answer = finish(one, prefill)
+    decode = come("d", answer)
+    assert one.matched(decode, 0) == (700, True)
+    claimed, _ = decoded(memory, tokens, answer, name="plain")
+    assert claimed == 0  # without the adapter it is another prompt
+    compute(one, decode)
+    assert not one.unnamed
+
+
+@pytest.mark.parametrize("how", ["late", "unheeded", "aborted"])
+def test_adapters_that_cannot_be_looked_at(memory, adapter, hung, clock, how):
+    """Neither side hands off, and nobody waits for it."""
+    one, tokens = memory.one, tokens_of(27, 700)
+    requests = [
+        request_of(tokens, name, params, lora_request=adapter(number))
+        for number, (name, params) in enumerate(
+            (("p", dict(PREFILL)), ("d", dict(EARLY))), 1)]
+    for request in requests:
+        one.arrive(request)
+        assert one.matched(request, 0) == (None, False)
+        if how == "unheeded":  # vLLM goes on all the same
+            one.allocated(request, None, 0)
+    clock.ahead = 1.1 * BOX
+    for request in requests:
+        if how == "late":
+            assert one.matched(request, 0) == (0, False)
+        elif how == "aborted":
+            assert finish(one, request, RequestStatus.FINISHED_ABORTED) is None
+    assert compute(one, requests[0]) == [] and not one.unnamed
+    if how != "aborted":
+        assert one.counts.take()["handoffs_refused:unable"] == 2
+        assert finish(one, requests[0]) is None
+
+
 def test_roles(side):
     """A prefill engine that saves nothing hands nothing off."""
     one = side("kv_consumer")
@@ -411,9 +539,6 @@ def test_tails_are_no_part_of_reuse(memory):
     assert claimed == 512 and move.tail is None
     assert one.finder.tails.unit == memory.block
     assert array("I", [handoff.PAD])[0] == 0xFFFFFFFF
-
-
-EARLY = {"do_remote_prefill": True, "do_remote_decode": False}
 
 
 @pytest.mark.parametrize("first", ["decode", "prefill"])
@@ -470,6 +595,7 @@ def test_what_vllm_has_is_saved_before_its_answer(side, monkeypatch):
     request = hashed(one, TOKENS)
     request.kv_transfer_params = dict(PREFILL)
     one.arrive(request)
+    assert one.requests[request.request_id].gives.promised.wait(LONG)
     assert one.matched(request, end) == (0, False)
     one.allocated(request, None, 0)
     moves = compute(one, request, computed=end)

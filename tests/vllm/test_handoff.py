@@ -8,6 +8,7 @@ import time
 import pytest
 
 import rig
+from daemon import until
 
 BLOCK, CHUNK = 128, 256
 PREFILL = {"do_remote_decode": True, "do_remote_prefill": False,
@@ -137,6 +138,91 @@ def test_late(pair):
         answer = pair.decode.ask_one(ids, kv_transfer_params=params)
     assert counted.external == 0
     rig.check_same(answer, own)
+
+
+def test_memory_comes_back(pair, figure):
+    """Nobody takes it: the node holds it for 30 s. Who comes later has what is
+    still there, and so has a plain request after that."""
+    ids = rig.prompt("comes back", 3 * CHUNK + 1)
+    own = pair.own(ids)
+    until(lambda: pair.node.value("larder_handoff_held_bytes") == 0, 60)
+    params = pair.hand_over(ids)
+    began, held = time.monotonic(), pair.node.value("larder_handoff_held_bytes")
+    assert held > 0
+    until(lambda: pair.node.value("larder_handoff_held_bytes") == 0, 60)
+    figure(f"hand-off that nobody takes: {held / 2**20:.1f} MiB are free "
+           f"{time.monotonic() - began:.1f} s after its answer")
+    rig.check_same(pair.take(ids, params), own)
+    rig.fresh(pair.decode)
+    with rig.Counted(pair.decode) as counted:
+        answer = pair.decode.ask_one(ids)
+    assert counted.external == 3 * CHUNK
+    assert answer["tokens"] == own["tokens"]
+
+
+def test_several_answers(pair):
+    """n > 1: vLLM makes as many requests of it, on either side, each with the
+    parameters of all."""
+    ids = rig.prompt("several", 5 * BLOCK + 1)
+    several = {"n": 2, "temperature": 1.0, "top_k": 1}  # greedy has no n
+    own = pair.own(ids)
+    answer = pair.prefill.ask_one(ids, max_tokens=1, sampling=several,
+                                  kv_transfer_params=dict(PREFILL))
+    params = answer["kv_transfer_params"]
+    assert params["do_remote_prefill"]
+    rig.fresh(pair.decode)
+    with rig.Counted(pair.decode) as counted:
+        taken = pair.decode.ask_one(ids, sampling=several,
+                                    kv_transfer_params=params)
+    assert counted.external >= len(ids)
+    assert counted.external + counted.local >= 2 * 5 * BLOCK
+    assert taken["tokens"] == own["tokens"]
+
+
+def test_preempted_prefill(version, pair):
+    """The prefill side has eleven blocks. Another request takes its fourth
+    while the prompt, which needs eight, is being computed: all of it is handed
+    off in the end."""
+    first, ids = (rig.prompt(f"preempted {n}", n)
+                  for n in (3 * BLOCK - 4, 7 * BLOCK + 1))
+    own = pair.own(ids)
+    with rig.engine(version, "dense", pair.node.url(), max_num_seqs=2,
+                    max_num_batched_tokens=BLOCK, num_gpu_blocks_override=12,
+                    max_model_len=10 * BLOCK) as prefill:
+        [other] = prefill.add([first], max_tokens=60)
+        prefill.run(until="first")
+        [name] = prefill.add([ids], max_tokens=1,
+                             kv_transfer_params=dict(PREFILL))
+        ended = prefill.run()
+        counters = prefill.counters()
+        assert ended[other]["error"] is None and ended[name]["error"] is None
+    assert counters["vllm:num_preemptions"] > 0
+    params = ended[name]["kv_transfer_params"]
+    assert params["do_remote_prefill"]
+    taken = pair.take(ids, params)
+    assert taken["tokens"] == own["tokens"]
+
+
+def test_adapters(version, pair):
+    """Requests of one adapter, so rarely that its files are looked at for
+    each."""
+    lora = {"name": "a", "id": 1, "path": f"{rig.model(version, 'dense')}/"
+            "lora-a"}
+    settings = dict(enable_lora=True, max_loras=1, max_lora_rank=8)
+    with (rig.engine(version, "dense", pair.node.url(), **settings) as prefill,
+          rig.engine(version, "dense", pair.node.url(), **settings) as decode):
+        for i in range(3):
+            ids = rig.prompt(f"adapters {i}", 3 * BLOCK + 1)
+            params = prefill.ask_one(
+                ids, max_tokens=1, lora=lora,
+                kv_transfer_params=dict(PREFILL))["kv_transfer_params"]
+            assert params["do_remote_prefill"]
+            time.sleep(1.1)
+            rig.fresh(decode)
+            with rig.Counted(decode) as counted:
+                decode.ask_one(ids, lora=lora, kv_transfer_params=params)
+            assert counted.external == len(ids)
+            time.sleep(1.1)
 
 
 def test_prefill_is_killed_after_its_answer(pair):

@@ -40,9 +40,9 @@ EARLY_SECONDS, EARLY_PAUSE, EARLY_WAIT_SECONDS = 1.0, 0.005, 60.0
 # Early, and from another node: so many chunks are staged at a time, so that
 # they travel while the prefill side computes the next ones.
 PIECE = 8
-VERSION = 1
-FIELDS = {"v": int, "space": str, "tokens": int, "key": str, "token": str,
-          "tail": str, "member": str, "seal": str}
+VERSION = 2
+FIELDS = {"v": int, "space": str, "tokens": int, "chain": str, "key": str,
+          "token": str, "tail": str, "member": str, "seal": str}
 
 
 class Refused(Exception):
@@ -147,6 +147,7 @@ class Handoff:
         self.tail_token = tail_token or _token_of(tail)
         self.early = False  # decode: the prefill side has not answered yet
         self.in_pieces = False  # decode: every prefix of it can be staged
+        self.has_tail = True  # decode: the other side's tail is the same
         self.tail_saved = False  # prefill: the order was given
         self.promised = threading.Event()  # prefill: or it could not be
 
@@ -168,8 +169,13 @@ class Handoff:
         return EARLY_WAIT_SECONDS if self.early else WAIT_SECONDS
 
     @property
-    def last(self) -> bytes:
-        return (self.tail or self.keys)[-_lib.KEY_BYTES:]
+    def chain(self) -> str:
+        """Names its whole chunks; "": there are none."""
+        return self.keys[-_lib.KEY_BYTES:].hex()
+
+    @property
+    def last(self) -> str:
+        return (self.tail or self.keys)[-_lib.KEY_BYTES:].hex()
 
     def tell(self, space: _lib.Space, tails: Tails, what: int) -> None:
         """Of both parts. A node that cannot be told forgets them by itself.
@@ -195,25 +201,34 @@ def _sealed(fields: dict[str, Any]) -> bytes:
 def answer(hand: Handoff, space: _lib.Space, name: str) -> dict[str, Any]:
     """What the prefill side's answer carries. name: the space's."""
     fields = {"v": VERSION, "space": name, "tokens": hand.tokens,
-              "key": hand.last.hex(), "token": hand.token.hex(),
-              "tail": hand.tail_token.hex(), "member": hand.member}
+              "chain": hand.chain, "key": hand.last,
+              "token": hand.token.hex(), "tail": hand.tail_token.hex(),
+              "member": hand.member}
     return {**fields, "seal": space.seal(_sealed(fields)).hex()}
 
 
 def check(given: Any, space: _lib.Space, name: str,
           hand: Handoff) -> Handoff:
     """What the decode side was given, checked against its own prompt: the
-    keys are its own, so that nothing that was given can name other KV."""
-    if (not isinstance(given, dict) or set(given) != set(FIELDS)
-            or any(type(given[k]) is not kind for k, kind in FIELDS.items())):
+    keys are its own, so that nothing that was given can name other KV. Seals of
+    another space or version differ: so these are looked at first, which
+    chooses the reason and nothing else."""
+    if not isinstance(given, dict) or type(given.get("v")) is not int:
         raise Refused("malformed")
+    if given["v"] != VERSION:
+        raise Refused("space")
+    if set(given) != set(FIELDS) or any(
+            type(given[k]) is not kind for k, kind in FIELDS.items()):
+        raise Refused("malformed")
+    if given["space"] != name:
+        raise Refused("space")
     fields = {k: v for k, v in given.items() if k != "seal"}
     if not hmac.compare_digest(space.seal(_sealed(fields)).hex().encode(),
                                given["seal"].encode(errors="replace")):
         raise Refused("forged")
-    if given["v"] != VERSION or given["space"] != name:
-        raise Refused("space")
-    if (given["tokens"] != hand.tokens or given["key"] != hand.last.hex()
+    same = given["key"] == hand.last
+    if (given["tokens"] != hand.tokens or given["chain"] != hand.chain
+            or not same and not hand.chain
             or bool(given["token"]) != bool(hand.keys)
             or bool(given["tail"]) != bool(hand.tail)):
         raise Refused("prompt")
@@ -227,6 +242,7 @@ def check(given: Any, space: _lib.Space, name: str,
     made = Handoff(hand.keys, hand.tail, hand.tokens, *tokens,
                    member=given["member"])
     made.prompt, made.claims = hand.prompt, hand.claims
+    made.has_tail = same  # else its blocks are of another size
     return made
 
 
@@ -291,7 +307,7 @@ class Taken:
             told, self._wait = False, _lib.StageParams()
             self._refused(str(why))
         lease, match = self._stage_chunks(space, layout, left_ms)
-        if hand.tail and match.chunks == hand.chunks:
+        if hand.tail and hand.has_tail and match.chunks == hand.chunks:
             try:
                 self._stage_tail(tails, left_ms)
             except _lib.LarderError:

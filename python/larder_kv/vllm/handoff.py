@@ -61,7 +61,8 @@ class Handoffs:
         # made of the prefill side's own drafts is none either.
         self._spare = max(int(described.has_state), lookahead - 1)
         self._lock = threading.Lock()  # of making the tails' space
-        self._member = ""  # the node's name, as it last said it
+        # The node's name, as it last said it; None: it has not yet.
+        self._member: str | None = None
 
     def possible(self) -> bool:
         """An engine that cannot be told of a failed load of such a model loads
@@ -123,9 +124,10 @@ class Handoffs:
         params[SHORTENED] = True
 
     def give(self, t: Tracked) -> None:
-        """It has arrived, and will be handed off."""
+        """It has arrived, and will be handed off. Its prompt is named, or it
+        saves nothing."""
         half = t.record.half = Half("prefill", t.request.num_prompt_tokens)
-        if (not self.possible() or not t.saves or t.prompt.waits()
+        if (not self.possible() or not t.saves
                 or self._spare
                 and not t.request.kv_transfer_params.get(SHORTENED)):
             half.why = "unable"
@@ -139,17 +141,26 @@ class Handoffs:
                                t.request.request_id)
             return
         t.gives = hand = self._named(t, t.request.num_prompt_tokens)
-        hand.half, hand.member = half, self._member
+        hand.half, hand.member = half, self._member or ""
         tails = self.tails()
 
         def promise() -> None:
             if handoff.promise(hand, self._space, self._finder.layout, tails):
                 half.promised = time.monotonic()
+                self._member = hand.member
             else:
                 half.why = "promise"
-            self._member = half.member = hand.member
+            half.member = hand.member
 
         self._finder.later(promise)
+
+    def waits(self, t: Tracked) -> bool:
+        """Whether the node has still to say its name, which goes into the
+        answer: for an engine's first promise. The request has been asked about
+        by vLLM."""
+        return (self._member is None and t.gives is not None
+                and not t.gives.promised.is_set()
+                and time.monotonic() < t.asked + PROMISED_SECONDS)
 
     def tail_tokens(self, t: Tracked, known: int) -> tuple[int, int] | None:
         """The tail that is to be saved now, once: so many tokens are
@@ -224,14 +235,14 @@ class Handoffs:
             self._alone and params and params.get("do_remote_prefill"))
 
     def take(self, t: Tracked) -> handoff.Handoff | None:
-        """It has arrived. None: it is served without its hand-off."""
+        """It has arrived. Its prompt is named, or it loads nothing. None: it
+        is served without its hand-off."""
         given = t.switches.handoff
         half = Half("decode", t.request.num_prompt_tokens)
         half.early = given is None
         t.record.half = t.record.half or half  # it may be both sides
         tokens = t.request.num_prompt_tokens - self._spare
-        if (not self.possible() or not t.loads or t.prompt.waits()
-                or tokens <= 0):
+        if not self.possible() or not t.loads or tokens <= 0:
             half.why = "unable"
             self._counts.add("handoffs_refused:unable")
             return None

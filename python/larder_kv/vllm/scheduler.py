@@ -92,6 +92,8 @@ class Scheduler:
         self.saves = role.is_kv_producer and options.save != "never"
         self.loads = role.is_kv_consumer and options.load != "never"
         self.requests: dict[str, Tracked] = {}
+        # Hand-offs whose prompts a thread has still to name.
+        self.unnamed: list[Tracked] = []
         # By the first chunk: what is being loaded; and what has been, for those
         # that vLLM has not scheduled since. Others do not find it in its cache
         # before.
@@ -174,18 +176,45 @@ class Scheduler:
             arrival = Arrival(
                 request.request_id, t.prompt.keys.data(0, chunks), chunks,
                 request.num_tokens, switches.hint, names)
+        if not gives and not takes:
+            self._look_up(t, arrival)
+            return
+        t.sides = gives, takes
+        if names is None:
+            self._hand_off(t, arrival)
+            return
+        t.until = time.monotonic() + self.options.lookup_ms / 1000
+        self.unnamed.append(t)
+        self.finder.tell(arrival)
+
+    def _hand_off(self, t: Tracked, arrival: Arrival | None = None) -> None:
+        """Its prompt is named, or cannot be: it goes without the store."""
+        request, (gives, takes) = t.request, t.sides
+        t.sides = None
+        self._named(t, request.num_tokens)
         if gives:
             self.handoffs.give(t)
         taken = self.handoffs.take(t) if takes else None
-        if taken is not None:
-            t.until = time.monotonic() + taken.wait_seconds
-            t.lookup = t.record.look = self.finder.take(
-                request.request_id, taken, self.handoffs.tails(), arrival,
-                functools.partial(self.handoffs.refused, request.request_id,
-                                  taken.half),
-                self.handoffs.staged)
+        if taken is None:
+            self._look_up(t, arrival)
             return
-        self._look_up(t, arrival)
+        t.until = time.monotonic() + taken.wait_seconds
+        t.lookup = t.record.look = self.finder.take(
+            request.request_id, taken, self.handoffs.tails(), arrival,
+            functools.partial(self.handoffs.refused, request.request_id,
+                              taken.half),
+            self.handoffs.staged)
+
+    def _name(self, t: Tracked) -> None:
+        """Goes on with its hand-off if a thread has named its prompt."""
+        if t.sides is None or t.prompt.waits():
+            return
+        try:
+            self._hand_off(t)
+        except Exception as error:
+            logger.warning("larder: request %s goes on without the store: %s",
+                           t.request.request_id, error)
+            t.loads = t.saves = False
 
     def _without(self, request: Request, why: str) -> None:
         if request.lora_request:
@@ -230,8 +259,11 @@ class Scheduler:
             return 0, False
         if request.num_preemptions != t.preemptions and not self._again(t):
             return 0, False
+        self._name(t)
         look = t.lookup
         t.asked = t.asked or time.monotonic()
+        if self.handoffs.waits(t):
+            return None, False
         if not t.claimed:
             t.record.local_tokens = local
         if look is None or t.claimed or look.left:
@@ -387,6 +419,7 @@ class Scheduler:
         if t is None:
             return
         t.prompt.give_up()  # vLLM 0.32 does not heed every None
+        self._name(t)
         if t.claimed:
             return
         if external == 0:
@@ -470,6 +503,10 @@ class Scheduler:
         no cache holds any of this, and every call more costs."""
         tokens = out.total_num_scheduled_tokens
         self.finder.rate.begins(tokens)
+        for t in self.unnamed:
+            self._name(t)
+        if self.unnamed:
+            self.unnamed = [t for t in self.unnamed if t.sides is not None]
         if (out.scheduled_new_reqs
                 or out.scheduled_cached_reqs.resumed_req_ids):
             self._resumed(out)
@@ -710,6 +747,7 @@ class Scheduler:
         t = self.requests.pop(request.request_id, None)
         if t is None:
             return None
+        t.sides = None
         answer = self.handoffs.answer(request, t)
         self.explain.end(t.record)
         self._give_up(t)

@@ -21,7 +21,8 @@ class Tracked:
     __slots__ = ("request", "prompt", "switches", "loads", "saves", "tables",
                  "saved", "behind", "preemptions", "lookup", "claimed",
                  "local", "loading", "landed", "record", "until", "asked",
-                 "turn", "early", "blocks", "lost", "gives", "unsure")
+                 "turn", "early", "blocks", "lost", "gives", "unsure",
+                 "sides")
 
     def __init__(self, request: Request, switches: Switches):
         self.request = request
@@ -31,6 +32,8 @@ class Tracked:
         self.loading: bytes | None = None  # its entry in Scheduler.loading
         self.landed: bytes | None = None  # and in Scheduler.landed
         self.gives: Handoff | None = None  # the prefill side's, until its end
+        # Whether it gives and takes a hand-off, until its prompt is named.
+        self.sides: tuple[bool, bool] | None = None
         self.record = Record(request.request_id, request.num_tokens)
         self.reset()
 

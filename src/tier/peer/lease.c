@@ -158,18 +158,6 @@ void ldr_peer_lease_sent(ldr_peer_node_t *n, uint32_t chunk, uint32_t number)
 
 /* ---- beginning ---- */
 
-/* What a chunk takes of DRAM: small shards have a page each. */
-static uint64_t bytes_of(const ldr_store_t *store, uint32_t chunk)
-{
-    uint64_t pages = 0;
-
-    for (uint32_t i = store->chunks[chunk].shards; i != LDR_NIL;
-         i = store->shards[i].next) {
-        pages += ldr_arena_pages(store->shards[i].length);
-    }
-    return pages * LDR_PAGE;
-}
-
 /* A new one, without shards. LDR_NIL: there is no room for it. */
 static uint32_t begin(ldr_peer_node_t *n, uint32_t chunk)
 {
@@ -177,7 +165,8 @@ static uint32_t begin(ldr_peer_node_t *n, uint32_t chunk)
     ldr_leases_t *l = p->leases;
     ldr_store_t *store = &p->host->store;
     uint32_t at = l->free;
-    uint64_t bytes = bytes_of(store, chunk), dram = p->host->options.dram;
+    uint64_t bytes = (uint64_t)ldr_store_pages(store, chunk) * LDR_PAGE,
+             dram = p->host->options.dram;
 
     if (n->leased + bytes > dram / 4 || l->bytes + bytes > dram / 2 ||
         (at == LDR_NIL && l->top == LEASES)) {
