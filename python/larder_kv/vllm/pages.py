@@ -156,10 +156,11 @@ _COUNTS = re.compile("key_value_heads|kv_heads|head_kv|attention_groups"
                      "|query_group_num|block_configs")
 
 
-def _counts(config: dict[str, Any]) -> Iterator[Any]:
-    """All that a model's configuration says of its numbers of KV heads."""
+def _counts(config: dict[Any, Any]) -> Iterator[Any]:
+    """All that a model's configuration says of its numbers of KV heads. (Of
+    its dicts some have numbers as keys.)"""
     for name, value in config.items():
-        if _COUNTS.search(name) and value is not None:
+        if _COUNTS.search(str(name)) and value is not None:
             yield from value if isinstance(value, (list, tuple)) else [value]
         elif isinstance(value, dict):
             yield from _counts(value)
@@ -173,8 +174,8 @@ def alike(config: VllmConfig, kv: KVCacheConfig, group: GroupInfo,
     if config.model_config.use_mla:
         spec = kv.kv_cache_groups[group.index].kv_cache_spec
         return any("MLA" in c.__name__ for c in type(spec).__mro__)
-    text = config.model_config.hf_text_config
-    return set(_counts(text.to_dict())) == {heads}
+    found = list(_counts(config.model_config.hf_text_config.to_dict()))
+    return bool(found) and all(one == heads for one in found)
 
 
 def _heads(config: VllmConfig, kv: KVCacheConfig,
