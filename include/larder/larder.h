@@ -94,7 +94,7 @@ extern "C" {
 #define LARDER_GROUPS_MAX 64
 #define LARDER_TABLES_MAX 64
 #define LARDER_VALUE_MAX ((size_t)60 << 20) /* bytes in one shard */
-#define LARDER_BATCH_MAX 4096               /* items in one call */
+#define LARDER_BATCH_MAX 4096               /* items (shards) in one call */
 #define LARDER_IOV_MAX 4096                 /* buffers in one item */
 #define LARDER_LABEL_MAX 64                 /* bytes of a space's label */
 #define LARDER_FOREVER UINT32_MAX
@@ -889,9 +889,9 @@ typedef struct larder_layout_params {
 typedef struct larder_layout larder_layout_t;
 
 /* Checks every region and layer, and copies what it needs. If one of them is
- * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions, or
- * layers of one table, share bytes, with LARDER_E_OVERLAP. larder_last_error()
- * names it. */
+ * out of bounds, the call fails with LARDER_E_INVALID or _SIZE; if regions,
+ * layers of one table, or rows of one page share bytes, with LARDER_E_OVERLAP.
+ * larder_last_error() names it. */
 LARDER_API larder_status_t larder_layout_create(
     const larder_layout_params_t *params, larder_layout_t **layout_p);
 /* Frees it. NULL is fine. No transfer with it may be under way. */

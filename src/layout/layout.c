@@ -199,21 +199,32 @@ static larder_status_t check_group(const larder_layout_params_t *p, uint32_t i)
 
 #define PARTS_MAX 64u
 #define MODEL_LAYERS_MAX 65536u
-#define PIECES_MAX ((uint64_t)1 << 20) /* of one layer's page */
+#define PIECES_MAX ((uint64_t)1 << 22) /* of one page */
 
-/* A row of one head, in the page at a place. */
+/* A part of one of the model's layers. */
+typedef struct placed {
+    const larder_part_t *part; /* part->layer: in whose pages it lies */
+    uint32_t layer;
+} placed_t;
+
+static int placed_order(const void *a, const void *b)
+{
+    const placed_t *x = a, *y = b;
+
+    return (x->part->layer > y->part->layer) -
+           (x->part->layer < y->part->layer);
+}
+
+/* A row of one head. */
 typedef struct piece {
-    uint32_t place;
-    uint64_t first, end;
+    uint64_t first, end; /* in the page */
+    uint32_t layer;
 } piece_t;
 
 static int piece_order(const void *a, const void *b)
 {
     const piece_t *x = a, *y = b;
 
-    if (x->place != y->place) {
-        return x->place < y->place ? -1 : 1;
-    }
     return (x->first > y->first) - (x->first < y->first);
 }
 
@@ -233,45 +244,84 @@ static bool part_inside(const larder_group_t *g, const larder_pages_t *d,
            last <= g->layers[part->layer].bytes;
 }
 
-/* Whether no byte of the layer's pages is in two rows. */
+/* Whether no byte of a page is in two rows of its parts: of one layer's, or
+ * of two layers'. */
 static larder_status_t check_rows(const larder_group_t *g,
                                   const larder_pages_t *d,
-                                  const larder_page_t *page, uint32_t group)
+                                  const placed_t *parts, uint32_t part_count,
+                                  uint32_t group)
 {
     uint32_t rows = g->block_tokens / d->row_tokens;
-    uint64_t count = (uint64_t)page->part_count * d->head_count * rows, n = 0;
-    bool apart = true;
+    uint64_t of_part = (uint64_t)d->head_count * rows, n = 0;
+    larder_status_t st = LARDER_OK;
 
-    if (count > PIECES_MAX) {
+    if (of_part > PIECES_MAX / part_count) {
         return ldr_fail(LARDER_E_SIZE,
-                        "layer %u of group %u: %" PRIu64 " rows in a page",
-                        page->layer, group, count);
+                        "layer %u of group %u: more than %" PRIu64
+                        " rows in a page",
+                        parts->layer, group, PIECES_MAX);
     }
-    piece_t *pieces = ldr_alloc(count * sizeof(*pieces));
+    piece_t *pieces = ldr_alloc(of_part * part_count * sizeof(*pieces));
     if (pieces == NULL) {
         return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a layout");
     }
-    for (uint32_t i = 0; i < page->part_count; i++) {
-        const larder_part_t *part = &page->parts[i];
+    for (uint32_t i = 0; i < part_count; i++) {
+        const larder_part_t *part = parts[i].part;
 
-        for (uint64_t k = 0; k < (uint64_t)d->head_count * rows; k++) {
+        for (uint64_t k = 0; k < of_part; k++) {
             uint64_t at = part->offset + k / rows * part->head_stride +
                           k % rows * part->row_stride;
 
-            pieces[n++] = (piece_t){part->layer, at, at + part->bytes};
+            pieces[n++] = (piece_t){at, at + part->bytes, parts[i].layer};
         }
     }
     qsort(pieces, n, sizeof(*pieces), piece_order);
-    for (uint64_t i = 1; i < n; i++) {
-        apart = apart && (pieces[i].place != pieces[i - 1].place ||
-                          pieces[i].first >= pieces[i - 1].end);
+    for (uint64_t i = 1; i < n && st == LARDER_OK; i++) {
+        uint32_t a = pieces[i - 1].layer, b = pieces[i].layer;
+
+        if (pieces[i].first < pieces[i - 1].end) {
+            st = ldr_fail(LARDER_E_OVERLAP,
+                          "two rows of a page, of layers %u and %u of group "
+                          "%u, share bytes: check the offsets and the strides "
+                          "of their parts",
+                          a < b ? a : b, a < b ? b : a, group);
+        }
     }
     ldr_free(pieces);
-    return apart ? LARDER_OK
-                 : ldr_fail(LARDER_E_OVERLAP,
-                            "layer %u of group %u: two rows of a page share "
-                            "bytes: check the strides of its parts",
-                            page->layer, group);
+    return st;
+}
+
+/* The same for all pages of a group: those of several layers may be one. */
+static larder_status_t check_places(const larder_group_t *g,
+                                    const larder_pages_t *d, uint32_t group)
+{
+    uint32_t count = 0, end;
+    larder_status_t st = LARDER_OK;
+
+    if (d->page_count == 0) {
+        return LARDER_OK;
+    }
+    placed_t *parts = ldr_alloc((size_t)d->page_count * d->pages[0].part_count *
+                                sizeof(*parts));
+    if (parts == NULL) {
+        return ldr_fail(LARDER_E_NO_MEMORY, "not enough memory for a layout");
+    }
+    for (uint32_t i = 0; i < d->page_count; i++) {
+        for (uint32_t k = 0; k < d->pages[i].part_count; k++) {
+            parts[count++] =
+                (placed_t){&d->pages[i].parts[k], d->pages[i].layer};
+        }
+    }
+    qsort(parts, count, sizeof(*parts), placed_order);
+    for (uint32_t i = 0; i < count && st == LARDER_OK; i = end) {
+        for (end = i + 1;
+             end < count && parts[end].part->layer == parts[i].part->layer;) {
+            end++;
+        }
+        st = check_rows(g, d, &parts[i], end - i, group);
+    }
+    ldr_free(parts);
+    return st;
 }
 
 static larder_status_t check_page(const larder_layout_params_t *p,
@@ -305,7 +355,7 @@ static larder_status_t check_page(const larder_layout_params_t *p,
                             first->parts[i].bytes);
         }
     }
-    return check_rows(g, d, page, group);
+    return LARDER_OK;
 }
 
 /* Layers come in ascending order, and are the model's. */
@@ -360,7 +410,7 @@ static larder_status_t check_pages(const larder_layout_params_t *p,
     for (uint32_t i = 0; i < d->page_count && st == LARDER_OK; i++) {
         st = check_page(p, group, &d->pages[i]);
     }
-    return st;
+    return st == LARDER_OK ? check_places(g, d, group) : st;
 }
 
 static bool described(const larder_layout_params_t *p)

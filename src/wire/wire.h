@@ -380,7 +380,8 @@ bool ldr_get_stats(const uint8_t *at, size_t bytes, larder_stats_t *m);
 typedef struct ldr_batch_msg {
     uint32_t space;
     uint32_t count; /* of rows */
-    uint32_t more;  /* of all rows; with count: 1...LARDER_BATCH_MAX */
+    uint32_t more;  /* of all rows; count + more, the shards, are
+                     * 1...LARDER_BATCH_MAX */
     uint32_t flags; /* larder_op_params.flags; the handler knows which */
     const uint8_t *rows;
 } ldr_batch_msg_t;

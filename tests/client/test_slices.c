@@ -309,6 +309,144 @@ static void test_partly(void **state)
     larder_space_close(&p.space);
 }
 
+/* A prefix of more shards than a call of larder_run() takes: 32 for each chunk.
+ * A token is a chunk, and a row is 8 bytes. */
+#define MANY_CHUNKS 200
+#define MANY_SLICES (4 * 8) /* layers, heads */
+#define MANY_PAGE (MANY_SLICES * 8)
+
+static larder_layout_t *many_layout(uint8_t *memory)
+{
+    larder_region_t region = {"memory", memory, MANY_CHUNKS * MANY_PAGE};
+    larder_layer_t place = {"all", 0, 0, MANY_PAGE, MANY_PAGE};
+    larder_group_t group = {LARDER_RULE_ALL, 1, 0, &place, 1};
+    uint32_t layers[4];
+    larder_part_t parts[4];
+    larder_page_t page[4];
+    larder_layout_t *layout = NULL;
+
+    for (uint32_t i = 0; i < 4; i++) {
+        layers[i] = i;
+        parts[i] = (larder_part_t){
+            .offset = i * 64, .head_stride = 8, .row_stride = 8, .bytes = 8};
+        page[i] = (larder_page_t){i, 1, &parts[i]};
+    }
+    larder_pages_t pages = {.heads = 8,
+                            .head_count = 8,
+                            .row_tokens = 1,
+                            .model_layers = layers,
+                            .model_layer_count = 4,
+                            .pages = page,
+                            .page_count = 4};
+    larder_layout_params_t p = {.field_mask = LARDER_LAYOUT_PAGES,
+                                .chunk_tokens = 1,
+                                .block_count = MANY_CHUNKS,
+                                .regions = &region,
+                                .region_count = 1,
+                                .groups = &group,
+                                .group_count = 1,
+                                .pages = &pages,
+                                .model_layers = 4};
+    assert_status(larder_layout_create(&p, &layout), LARDER_OK);
+    return layout;
+}
+
+static void many_fill(uint64_t *words, bool empty)
+{
+    for (uint64_t i = 0; i < MANY_CHUNKS * MANY_SLICES; i++) {
+        words[i] = empty ? 0 : i * 0x9e3779b97f4a7c15ull + 1;
+    }
+}
+
+static void many_check(const uint64_t *words)
+{
+    for (uint64_t i = 0; i < MANY_CHUNKS * MANY_SLICES; i++) {
+        assert_int_equal(words[i], i * 0x9e3779b97f4a7c15ull + 1);
+    }
+}
+
+/* By a lease, and by memory that was fetched. */
+static void many_load(larder_space_t *space, const larder_layout_t *layout,
+                      larder_move_t m, uint64_t *words)
+{
+    larder_match_t match = {.struct_bytes = sizeof(match)};
+    larder_lease_t *lease = NULL;
+    size_t bytes = 0;
+
+    assert_status(
+        larder_prefix_match(space, layout, m.keys, MANY_CHUNKS, 20000, &match),
+        LARDER_OK);
+    assert_int_equal(match.chunks, MANY_CHUNKS);
+    match.struct_bytes = sizeof(match);
+    assert_status(larder_prefix_stage(space, layout, m.keys, MANY_CHUNKS, NULL,
+                                      20000, &lease, &match),
+                  LARDER_OK);
+    assert_int_equal(match.chunks, MANY_CHUNKS);
+    assert_status(larder_prefix_fetch(space, layout, lease, m.keys, MANY_CHUNKS,
+                                      NULL, 0, 20000, &bytes),
+                  LARDER_OK);
+    uint8_t *fetched = malloc(bytes);
+    assert_status(larder_prefix_fetch(space, layout, lease, m.keys, MANY_CHUNKS,
+                                      fetched, bytes, 20000, &bytes),
+                  LARDER_OK);
+    assert_status(larder_prefix_place(layout, &m, fetched, bytes), LARDER_OK);
+    free(fetched);
+    many_check(words);
+    many_fill(words, true);
+    larder_lease_token(lease, &m.token);
+    assert_status(larder_prefix_load(space, layout, &m), LARDER_OK);
+    assert_int_equal(m.shards, MANY_CHUNKS * MANY_SLICES);
+    larder_release(&lease);
+    many_check(words);
+}
+
+static void test_many(void **state)
+{
+    static uint64_t words[MANY_CHUNKS * MANY_SLICES];
+    static uint32_t ids[MANY_CHUNKS];
+    static larder_key_t keys[MANY_CHUNKS];
+    const e_model_t model = {.seed = 4096, .chunk_tokens = 1};
+    larder_table_t table = {ids, 0, MANY_CHUNKS};
+    larder_move_t m = {.struct_bytes = sizeof(m),
+                       .keys = keys,
+                       .tables = &table,
+                       .end = MANY_CHUNKS,
+                       .timeout_ms = 20000};
+    size_t count = 0;
+    fix_t *f = *state;
+
+    _Static_assert(MANY_CHUNKS * MANY_SLICES > LARDER_BATCH_MAX, "split");
+    fix_open_dram(f, "dram=512M"); /* a shard takes 64 KiB */
+    larder_space_t *space = space_of(f->lar, &model, MANY_SLICES);
+    larder_layout_t *layout = many_layout((uint8_t *)words);
+    for (uint32_t i = 0; i < MANY_CHUNKS; i++) {
+        ids[i] = i;
+    }
+    assert_status(
+        larder_chain(space, ids, MANY_CHUNKS, NULL, keys, MANY_CHUNKS, &count),
+        LARDER_OK);
+    for (uint32_t rooms = 0; rooms <= (RIG_WHOLE ? 0u : 1u); rooms++) {
+        larder_rooms_t *room = NULL;
+        larder_move_t save = m;
+
+        many_fill(words, false);
+        if (rooms == 1) {
+            assert_status(larder_prefix_reserve(space, layout, &save, &room),
+                          LARDER_OK);
+            assert_status(larder_prefix_fill(&room, &save), LARDER_OK);
+        } else {
+            assert_status(larder_prefix_save(space, layout, &save), LARDER_OK);
+        }
+        assert_int_equal(save.shards, MANY_CHUNKS * MANY_SLICES);
+        assert_int_equal(save.failed + save.skipped + save.present, 0);
+        many_fill(words, true);
+        many_load(space, layout, m, words);
+        assert_status(larder_space_reset(space, 20000), LARDER_OK);
+    }
+    larder_layout_destroy(&layout);
+    larder_space_close(&space);
+}
+
 #if LDR_FAULTS
 /* One flipped bit in what is stored: nothing is loaded. */
 static void test_flipped(void **state)
@@ -382,6 +520,7 @@ int main(void)
         ONE(test_halves, "plain"),
         ONE(test_turns, "plain"),
         ONE(test_partly, "plain"),
+        ONE(test_many, "plain"),
 #if LDR_FAULTS
         ONE(test_flipped, "plain"),
 #endif

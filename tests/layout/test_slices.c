@@ -428,6 +428,52 @@ static void test_tables_apart(void **state)
     }
 }
 
+/* Two of the model's layers in one page, as in vLLM's BHLNC: [block][head]
+ * [layer][token], rows of 16 bytes, with 2 heads and 4 tokens. */
+static void test_layers_in_one_page(void **state)
+{
+    enum { ROW = 16, LAYER = 4 * ROW, HEAD = 2 * LAYER, PAGE = 2 * HEAD };
+    static uint8_t memory[8 * PAGE];
+    larder_region_t region = {"memory", memory, sizeof(memory)};
+    larder_layer_t places[] = {{"a", 0, 0, PAGE, PAGE}};
+    larder_group_t group = {LARDER_RULE_ALL, 4, 0, places, 1};
+    larder_part_t parts[] = {{0, 0, 0, HEAD, ROW, ROW},
+                             {0, 0, LAYER, HEAD, ROW, ROW}};
+    larder_page_t page[] = {{0, 1, &parts[0]}, {1, 1, &parts[1]}};
+    larder_pages_t pages = {.heads = 2,
+                            .head_count = 2,
+                            .row_tokens = 1,
+                            .model_layers = (uint32_t[]){0, 1},
+                            .model_layer_count = 2,
+                            .pages = page,
+                            .page_count = 2};
+    larder_layout_params_t p = {.field_mask = LARDER_LAYOUT_PAGES,
+                                .chunk_tokens = 4,
+                                .block_count = 8,
+                                .regions = &region,
+                                .region_count = 1,
+                                .groups = &group,
+                                .group_count = 1,
+                                .pages = &pages,
+                                .model_layers = 2};
+    const uint64_t wrong[] = {0, 1, LAYER - ROW, LAYER - 1};
+    larder_layout_t *layout = NULL;
+
+    (void)state;
+    assert_int_equal(larder_layout_create(&p, &layout), LARDER_OK);
+    larder_layout_destroy(&layout);
+    parts[1].head_stride = LAYER; /* inside the page, but not the layer's own */
+    assert_int_equal(larder_layout_create(&p, &layout), LARDER_E_OVERLAP);
+    parts[1].head_stride = HEAD;
+    for (uint32_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
+        parts[1].offset = wrong[i];
+        assert_int_equal(larder_layout_create(&p, &layout), LARDER_E_OVERLAP);
+        assert_non_null(strstr(larder_last_error(), "layers 0 and 1"));
+    }
+    parts[1].offset = LAYER + 1;
+    assert_int_equal(larder_layout_create(&p, &layout), LARDER_E_SIZE);
+}
+
 /* ---- the cut ---- */
 
 static uint32_t slices_of(uint32_t heads, uint32_t layers)
@@ -483,6 +529,7 @@ int main(void)
         cmocka_unit_test(test_null_in_one_table),
         cmocka_unit_test(test_tables_refused),
         cmocka_unit_test(test_tables_apart),
+        cmocka_unit_test(test_layers_in_one_page),
         cmocka_unit_test(test_parts_of_blocks),
         cmocka_unit_test(test_any_to_any),
         cmocka_unit_test(test_named_orders),

@@ -1,5 +1,6 @@
 """What the connector makes of a model whose pages are described (the CPU's,
 head by head): what its space's name depends on (test_surface.py)."""
+import json
 import pickle
 import time
 from array import array
@@ -110,6 +111,24 @@ def test_pages_that_stay_a_rank_s(dense, why, more):
              if more is None else sliced(dense, **more))
     assert why in found.opaque
     assert b"tensor_parallel" in found.descriptor
+
+
+def test_state_of_other_ranks_is_another_space(dense):
+    """As Qwen3-Next has it, with chunks of the same length: only the
+    tensor-parallel size keeps the names apart."""
+    found = []
+    for tp in (1, 2):
+        config = config_of(dense, tensor_parallel_size=tp)
+        found.append(described(config, kv_of(
+            full_of(config, num_kv_heads=2 // tp),
+            state_of(config, shapes=((3, 64 // tp), (4 // tp, 8, 8)))), 1024))
+    one, two = found
+    assert one.chunk_tokens == two.chunk_tokens == 1024
+    assert "recurrent state is one rank's" in one.opaque == two.opaque
+    assert space_of(one) != space_of(two)
+    names = [json.loads(each.descriptor) for each in found]
+    assert [name.pop("tensor_parallel") for name in names] == [1, 2]
+    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize("other", [

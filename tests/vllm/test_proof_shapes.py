@@ -1,7 +1,8 @@
 """Engines of different shapes share KV: what one rank saved, two read, and the
 reverse, by tensor and by pipeline parallelism, and so do engines that group
 their layers in other ways. The whole prefix is claimed, and the pages are those
-that the writer had, byte for byte."""
+that the writer had, byte for byte. What the reader answers is no further from
+its own cold run than two cold runs are apart, one of each shape."""
 import contextlib
 
 import pytest
@@ -22,9 +23,15 @@ SHAPES = {
     "off": dict(disable_hybrid_kv_cache_manager=True),
 }
 # What each kind's engines are, in the order they run: every one saves a prompt
-# of its own, and loads those of all before it, which saved and went.
-RUNS = {"dense": ("tp2", "one", "pp2"), "gemma3": ("one", "off", "tp2"),
-        "mixed": ("pp2", "one", "off"), "mla": ("one", "tp2")}
+# of its own, and loads those of all before it, which saved and went. One that
+# comes twice is, the second time, a reader of what came between.
+RUNS = {"dense": ("tp2", "one", "pp2", "tp2"),
+        "gemma3": ("one", "off", "tp2", "one"),
+        "mixed": ("pp2", "one", "off"), "mla": ("one", "tp2", "one")}
+# What a hit may differ by, in times of what the shapes differ by themselves.
+SLACK = 1.25
+# A prompt that leaves the store alone.
+ASIDE = {"larder": {"skip_load": True, "skip_save": True}}
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +54,35 @@ def heads(engine):
     return merged(answers, 0), merged(answers, 1)
 
 
+def apart(one, other):
+    """The largest difference of two answers' logprobs, as far as their tokens
+    are the same."""
+    most = 0.0
+    for i, (a, b) in enumerate(zip(one["logprobs"], other["logprobs"])):
+        if one["tokens"][:i] != other["tokens"][:i]:
+            break
+        b = dict(map(tuple, b))
+        most = max([most, *(abs(float.fromhex(value) - float.fromhex(b[token]))
+                            for token, value in a if token in b)])
+    return most
+
+
+def check_answer(engine, prompt, hit, theirs, what, figure):
+    """theirs: the writer's cold run."""
+    rig.fresh(engine)
+    cold = engine.ask_one(prompt, logprobs=20, kv_transfer_params=ASIDE)
+    assert cold["cached"] == 0
+    shapes, off = apart(theirs, cold), apart(hit, cold)
+    figure(f"{what}: a hit is {off:.3g} off the reader's cold run, the "
+           f"writer's is {shapes:.3g}")
+    assert off <= SLACK * shapes, what
+
+
 @pytest.mark.parametrize("kind", RUNS)
-def test_shapes(version, kind, tmp_path):
+def test_shapes(version, kind, tmp_path, figure):
     options = {"load": "always"} if kind == "mla" else {}
     wanted = rig.whole(LENGTH - 1, CHUNK)
-    saved, names = {}, set()  # by shape: prompt, digests
+    saved, names = {}, set()  # by shape: prompt, digests, answer
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(rig.node(tmp_path))
         for shape in RUNS[kind]:
@@ -60,8 +91,8 @@ def test_shapes(version, kind, tmp_path):
                 names.add(engine.ask("inside", "space")["descriptor"])
                 assert len(names) == 1, "the name depends on the shape"
                 heads(engine)
-                for writer, (prompt, digests) in saved.items():
-                    rig.hit(engine, prompt, wanted)
+                for writer, (prompt, digests, theirs) in saved.items():
+                    hit = rig.hit(engine, prompt, wanted, logprobs=20)
                     _, loaded = heads(engine)
                     assert loaded, f"{shape} loaded nothing of {writer}"
                     wrong = [name for name, digest in loaded.items()
@@ -69,9 +100,14 @@ def test_shapes(version, kind, tmp_path):
                     assert not wrong, (
                         f"{shape} got {len(wrong)} of {len(loaded)} heads that "
                         f"{writer} did not have: {wrong[:3]}")
+                    if kind != "mla":  # its cold runs differ: rotary.py
+                        check_answer(engine, prompt, hit, theirs,
+                                     f"{kind}, {writer} -> {shape}", figure)
+                if shape in saved:
+                    continue
                 prompt = rig.prompt(f"shapes {kind} {shape}", LENGTH)
-                engine.ask_one(prompt)
-                saved[shape] = prompt, heads(engine)[0]
+                answer = engine.ask_one(prompt, logprobs=20)
+                saved[shape] = prompt, heads(engine)[0], answer
                 assert saved[shape][1]
 
 

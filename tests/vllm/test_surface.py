@@ -19,7 +19,7 @@ CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
          "surface_sleep.py")
 # Pages are described, and failed loads of several groups can be reported.
 SINCE_032 = ("surface_handoff_groups.py", "surface_lifecycle.py",
-             "surface_slices.py")
+             "surface_orders.py", "surface_slices.py")
 pytestmark = pytest.mark.core
 
 

@@ -9,7 +9,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from larder_kv import _lib
 from larder_kv._find import nvrtc_path
@@ -455,16 +455,59 @@ def _page(name: str, tensor: torch.Tensor, blocks: int) -> tuple[int, int]:
 
 
 def pieces(name: str, cache: Any, blocks: int) -> list[torch.Tensor]:
-    """A layer's tensors, each with blocks in its first dimension."""
-    found = []
+    """A layer's tensors, each with blocks in its first dimension, and the
+    others inside of a block."""
+    found: list[torch.Tensor] = []
     for tensor in cache if isinstance(cache, (list, tuple)) else [cache]:
         if tensor.device.type not in ("cpu", "cuda"):
             raise versions.Unsupported(
                 f"larder: the KV cache is on {tensor.device.type}; only that "
                 "of the CPU and of CUDA can be stored")
         split = tensor.dim() > 1 and tensor.shape[0] == 2 != blocks
-        found += tensor.unbind(0) if split else [tensor]
+        for part in tensor.unbind(0) if split else [tensor]:
+            # All blocks of a head, then those of the next (vLLM's LHBNC).
+            apart = (part.dim() == 4 and part.shape[1] > 1
+                     and part.stride(1) > part.stride(0))
+            found += part.unbind(1) if apart else [part]
     return found
+
+
+class _Pages(NamedTuple):
+    """The same bytes of every block, and the layers' tensors that have them."""
+
+    base: int
+    stride: int
+    size: int
+    inside: list[tuple[str, torch.Tensor]]
+
+
+def _mixed(parts: list[tuple[str, torch.Tensor]], blocks: int) -> int:
+    """Bytes of a block in which each head has rows of all these layers, in
+    this order (vLLM's BHLNC). 0: it is not so."""
+    one = parts[0][1]
+    if (len(parts) < 2 or one.dim() != 4 or one.shape[0] != blocks
+            or one.shape[1] < 2 or not one[0, 0].is_contiguous()):
+        return 0
+    rows, unit = one[0, 0].numel(), one.element_size()
+    size = one.stride(1) * one.shape[1]
+    good = (one.stride(1) == rows * len(parts) and one.stride(0) >= size
+            and all((t.shape, t.stride(), t.dtype) == (
+                one.shape, one.stride(), one.dtype)
+                and t.data_ptr() == one.data_ptr() + i * rows * unit
+                for i, (_, t) in enumerate(parts)))
+    return size * unit if good else 0
+
+
+def _pages_of(parts: list[tuple[str, torch.Tensor]],
+              blocks: int) -> list[_Pages]:
+    """Of all layers that have one block table."""
+    ordered = sorted(parts, key=lambda part: part[1].data_ptr())
+    if size := _mixed(ordered, blocks) if parts else 0:
+        one = ordered[0][1]
+        return [_Pages(one.data_ptr(), one.stride(0) * one.element_size(),
+                       size, ordered)]
+    return [_Pages(tensor.data_ptr(), *_page(name, tensor, blocks),
+                   [(name, tensor)]) for name, tensor in parts]
 
 
 def _gpu(device: torch.device, log: Log | None) -> _lib.Gpu | None:
@@ -482,13 +525,28 @@ def _backends(config: VllmConfig | None) -> tuple[Any, str]:
             if name in layers else None, str(config.cache_config.cache_dtype))
 
 
-def _stored_in(model: Model, group: int, name: str) -> int:
-    """Which of the space's groups has a layer of one of the engine's."""
+def _stored_in(model: Model, group: int,
+               inside: list[tuple[str, torch.Tensor]]) -> int:
+    """Which of the space's groups has layers of one of the engine's."""
     if model.slices is None:
         return group
-    layer = pages.index_of(name)
-    return next(i for i, layers in enumerate(model.slices.layers)
-                if layer in layers)
+    numbers = [pages.index_of(name) for name, _ in inside]
+    found = [i for i, layers in enumerate(model.slices.layers)
+             if not set(layers).isdisjoint(numbers)]
+    if len(found) != 1:
+        raise pages.Unknown(
+            f"rows of layer {inside[0][0]} lie between those of layers that "
+            "are stored in another group")
+    return found[0]
+
+
+def _parts(model: Model, name: str, cache: Any,
+           blocks: int) -> list[tuple[str, torch.Tensor]]:
+    found = pieces(name, cache, blocks)
+    if model.slices is not None and len(found) > 1:
+        raise pages.Unknown(f"the KV cache of layer {name} has blocks in "
+                            f"{len(found)} places, not in one")
+    return [(name, tensor) for tensor in found]
 
 
 def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
@@ -503,24 +561,28 @@ def layout(model: Model, kv: KVCacheConfig, caches: dict[str, Any],
     found: list[_lib.Region] = []
     layers: list[list[_lib.Layer]] = [[] for _ in stored(model)]
     tables: list[list[int]] = [[] for _ in layers]  # of these
-    tensors: list[list[tuple[str, torch.Tensor]]] = [[] for _ in layers]
+    tensors: list[list[pages.Inside]] = [[] for _ in layers]
     for table, info in enumerate(model.groups):
-        for name in kv.kv_cache_groups[info.index].layer_names:
-            i = _stored_in(model, table, name)
-            for tensor in pieces(name, caches[name], kv.num_blocks):
-                devices.add(tensor.device)
-                tensors[i].append((name, tensor))
-                tables[i].append(table)
-                storage = tensor.untyped_storage()
-                base = storage.data_ptr()
-                if base not in regions:
-                    regions[base] = len(found)
-                    found.append(_lib.Region(name.encode(), base,
-                                             storage.nbytes()))
-                stride, size = _page(name, tensor, kv.num_blocks)
-                layers[i].append(_lib.Layer(name.encode(), regions[base],
-                                            tensor.data_ptr() - base, stride,
-                                            size))
+        parts = [part for name in kv.kv_cache_groups[info.index].layer_names
+                 for part in _parts(model, name, caches[name], kv.num_blocks)]
+        devices |= {tensor.device for _, tensor in parts}
+        for page in _pages_of(parts, kv.num_blocks):
+            name, tensor = page.inside[0]
+            i = _stored_in(model, table, page.inside)
+            storage = tensor.untyped_storage()
+            base = storage.data_ptr()
+            if base not in regions:
+                regions[base] = len(found)
+                found.append(_lib.Region(name.encode(), base,
+                                         storage.nbytes()))
+            tensors[i] += [
+                pages.Inside(name, tensor, len(layers[i]),
+                             tensor.data_ptr() - page.base)
+                for name, tensor in page.inside]
+            tables[i].append(table)
+            layers[i].append(_lib.Layer(name.encode(), regions[base],
+                                        page.base - base, page.stride,
+                                        page.size))
     groups = [_lib.Group(info.rule, info.block_tokens, info.window_tokens,
                          (_lib.Layer * len(own))(*own), len(own))
               for info, own in zip(stored(model), layers)]

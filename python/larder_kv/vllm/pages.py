@@ -156,8 +156,9 @@ _COUNTS = re.compile("key_value_heads|kv_heads|head_kv|attention_groups"
                      "|query_group_num|block_configs")
 
 
-def _counts(config: dict[str, Any]) -> Iterator[Any]:
-    """All that a model's configuration says of its numbers of KV heads."""
+def _counts(config: dict[Any, Any]) -> Iterator[Any]:
+    """All that a model's configuration says of its numbers of KV heads. (Of
+    its dicts some have numbers as keys.)"""
     for name, value in config.items():
         if _COUNTS.search(str(name)) and value is not None:
             yield from value if isinstance(value, (list, tuple)) else [value]
@@ -173,8 +174,7 @@ def alike(config: VllmConfig, kv: KVCacheConfig, group: GroupInfo,
     if config.model_config.use_mla:
         spec = kv.kv_cache_groups[group.index].kv_cache_spec
         return any("MLA" in c.__name__ for c in type(spec).__mro__)
-    text = config.model_config.hf_text_config
-    found = list(_counts(text.to_dict()))
+    found = list(_counts(config.model_config.hf_text_config.to_dict()))
     return bool(found) and all(one == heads for one in found)
 
 
@@ -312,6 +312,15 @@ def _strides(name: str, tensor: torch.Tensor, blocks: int,
     return (stride[1] if tensor.dim() == 4 else step) * unit, step * unit
 
 
+class Inside(NamedTuple):
+    """A layer's tensor, and its place in the engine's memory."""
+
+    name: str
+    tensor: torch.Tensor
+    place: int  # of its pages, among the layout's layers
+    offset: int  # in a page
+
+
 Backend = Callable[[str], Any]  # of a layer, by name
 
 
@@ -336,9 +345,10 @@ def _axes(name: str, tensor: torch.Tensor, backend: Backend | None,
                    for i, n in enumerate(plain))
 
 
-def _rows(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
-          here: int, rows: tuple[int, ...], place: int) -> list[_lib.Part]:
-    """Where the rows of a layer's page lie."""
+def _rows(of: Inside, axes: str, blocks: int, block: int, here: int,
+          rows: tuple[int, ...]) -> list[_lib.Part]:
+    """Where the rows of a layer lie in its page."""
+    name, tensor, place, offset = of
     unit = tensor.element_size()
     size = dict(zip(axes, tensor.shape))
     stride = {axis: n * unit for axis, n in zip(axes, tensor.stride())}
@@ -354,40 +364,37 @@ def _rows(name: str, tensor: torch.Tensor, axes: str, blocks: int, block: int,
             f"the KV cache of layer {name} has shape {tuple(tensor.shape)} and "
             f"strides {tuple(tensor.stride())}, whose order is not known "
             f"({axes or 'no backend'})")
-    offsets = [stride["p"] * i if "p" in axes else sum(rows[:i])
+    offsets = [offset + (stride["p"] * i if "p" in axes else sum(rows[:i]))
                for i in range(len(rows))]
-    return [_lib.Part(layer=place, offset=offset,
+    return [_lib.Part(layer=place, offset=first,
                       head_stride=stride.get("h", 0), row_stride=stride["t"],
-                      bytes=row) for offset, row in zip(offsets, rows)]
+                      bytes=row) for first, row in zip(offsets, rows)]
 
 
-def _opaque_parts(name: str, tensor: torch.Tensor, blocks: int, here: int,
-                  place: int) -> list[_lib.Part]:
-    stride, size = _strides(name, tensor, blocks, here)
-    return [_lib.Part(layer=place, head_stride=stride, row_stride=size,
-                      bytes=size)]
+def _opaque_parts(of: Inside, blocks: int, here: int) -> list[_lib.Part]:
+    stride, size = _strides(of.name, of.tensor, blocks, here)
+    return [_lib.Part(layer=of.place, offset=of.offset, head_stride=stride,
+                      row_stride=size, bytes=size)]
 
 
-def described(slices: Slices,
-              tensors: list[list[tuple[str, torch.Tensor]]], blocks: int,
+def described(slices: Slices, tensors: list[list[Inside]], blocks: int,
               tp: int, rank: int, backend: Backend | None = None,
               cache_dtype: str = "auto") -> list[_lib.Pages]:
-    """For a rank's layout. tensors: of each stored group's layers here, by
-    name, in the order of the layout's layers."""
+    """For a rank's layout. tensors: of each stored group's layers here."""
     found = []
     here = max(1, slices.heads // tp)
-    for i, (group, layers, places) in enumerate(
+    for i, (group, layers, inside) in enumerate(
             zip(slices.groups, slices.layers, tensors)):
         pages: list[Any] = []
-        for place, (name, tensor) in enumerate(places):
+        for one in inside:
             if slices.rows:
-                axes = _axes(name, tensor, backend, group.block_tokens, here,
-                             tensor.shape[-1], cache_dtype)
-                parts = _rows(name, tensor, axes, blocks, group.block_tokens,
-                              here, slices.rows[i], place)
+                axes = _axes(one.name, one.tensor, backend, group.block_tokens,
+                             here, one.tensor.shape[-1], cache_dtype)
+                parts = _rows(one, axes, blocks, group.block_tokens, here,
+                              slices.rows[i])
             else:
-                parts = _opaque_parts(name, tensor, blocks, here, place)
-            pages.append(_lib.Page(index_of(name), len(parts),
+                parts = _opaque_parts(one, blocks, here)
+            pages.append(_lib.Page(index_of(one.name), len(parts),
                                    (_lib.Part * len(parts))(*parts)))
         pages.sort(key=lambda page: page.layer)
         found.append(_lib.Pages(
