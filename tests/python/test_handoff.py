@@ -124,10 +124,11 @@ def test_deadline(engine):
     for ms in (300, 3000, 9000):  # a busy daemon may answer too late
         stage = Stage(space, rules, keys, CHUNKS, ms)
         found = stage.ended()
-        assert 0.8 * ms < 1000 * stage.took < ms + 1000 * SOON
+        assert 1000 * stage.took < ms + 1000 * SOON
         if found == 2:
             break
-    assert found == 2
+        time.sleep(1)  # the breaker may be open after a late answer
+    assert found == 2 and 1000 * stage.took > 0.8 * ms
 
 
 def test_failed(engine):
