@@ -21,7 +21,7 @@ import vllm.platforms
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import mover
-from larder_kv.vllm import (LarderConnector, connector, limits, model, patches,
+from larder_kv.vllm import (LarderConnector, connector, limits, model, pages, patches,
                             plugin, selfcheck, versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
@@ -733,6 +733,22 @@ def test_uniform_groups(dense):
         "the scheduler sees one layer's spec in its place")
     refused(lambda: described(config, uniform(
         a=full_of(config), b=window_of(config, 512))), "mixes")
+
+
+def test_uniform_groups_of_latent_attention(dense, monkeypatch):
+    """DeepSeek V3.2's have an indexer's KV beside each layer's. Every rank
+    holds the same, as both sides know."""
+    config = config_of(dense, tensor_parallel_size=2)
+    monkeypatch.setattr(type(config.model_config), "use_mla", True)
+    common = dict(block_size=64, num_kv_heads=1, dtype=torch.bfloat16)
+    kv = kv_of(kvi.UniformTypeKVCacheSpecs(block_size=64, kv_cache_specs={
+        name: kvi.MLAAttentionSpec(head_size=size, **common)
+        for name, size in (("layers.0.attn", 576), ("layers.0.indexer", 128))}))
+    kv.kv_cache_groups[0].layer_names = ["layers.0.attn", "layers.0.indexer"]
+    one, other = described(config, kv), described(config, pages.shown(kv))
+    assert one.opaque and other.opaque
+    assert (one.shards, one.replicas) == (other.shards, other.replicas) == (1, 2)
+    assert one.descriptor == other.descriptor
 
 
 def test_refused_settings(dense):

@@ -166,12 +166,21 @@ def sides(dense, tmp_path, monkeypatch):
     with rig.node(tmp_path) as node:
         found = []
 
-        def make(**more):
+        def make(mixed=False, **more):
             config = config_of(dense, kv_transfer_config=rig.transfer(
                 node.url()), **more)
             kv = kv_with(config)
-            found.extend(LarderConnector(config, role, kv) for role in (
-                KVConnectorRole.SCHEDULER, KVConnectorRole.WORKER))
+            [group] = kv.kv_cache_groups
+            if mixed:
+                specs = dict.fromkeys(group.layer_names, group.kv_cache_spec)
+                specs[group.layer_names[-1]] = full_of(
+                    config, dtype=torch.float32)
+                group.kv_cache_spec = kvi.UniformTypeKVCacheSpecs(
+                    block_size=config.cache_config.block_size,
+                    kv_cache_specs=specs)
+            found.extend(LarderConnector(config, role, each) for role, each in (
+                (KVConnectorRole.SCHEDULER, pages.shown(kv)),
+                (KVConnectorRole.WORKER, kv)))
             block = config.cache_config.block_size
             caches = {name: torch.randn(16, block, 2, 128).bfloat16()
                       for name in kv.kv_cache_groups[0].layer_names}
@@ -222,6 +231,19 @@ def test_pages_that_are_not_known_are_stored_by_rank(sides):
     assert done[:2] == ({"r"}, set())
     for memory in one.caches.values():
         assert torch.equal(memory[9:9 + count], memory[1:1 + count])
+
+
+def test_layers_that_differ_are_stored_by_rank(sides):
+    """As only workers see: the scheduler is shown one layer's spec for all."""
+    one = sides(mixed=True)
+    plan = one.scheduler._scheduler.model
+    assert not plan.opaque
+    said = one.worker.get_handshake_metadata()
+    one.scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): said})
+    side, mover = one.scheduler._scheduler.model, one.worker._worker.model
+    assert "differ" in side.opaque and "differ" in mover.opaque
+    assert ((side.descriptor, side.shards, side.replicas)
+            == (mover.descriptor, mover.shards, mover.replicas))
 
 
 def test_pages_of_which_not_all_can_be_told(sides):

@@ -239,8 +239,8 @@ class Finder:
             return look
         thread = threading.Thread(target=self._look, args=(look,),
                                   name="larder-handoff", daemon=True)
-        self._takers.append(thread)
         thread.start()
+        self._takers.append(thread)
         return look
 
     def tell(self, arrival: Arrival) -> None:

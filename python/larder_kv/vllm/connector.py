@@ -61,8 +61,9 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
                                        "without pages=shared")
         self._alone = len(owners) == 1
         self._describe = functools.partial(
-            model.describe, vllm_config, kv_cache_config, options.chunk,
-            patches.asked_layout(owners, kv_cache_config), options.weights,
+            model.describe, vllm_config, chunk=options.chunk,
+            asked=patches.asked_layout(owners, kv_cache_config),
+            weights=options.weights,
             together=options if options.pages == "shared" else None)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
@@ -74,8 +75,15 @@ class LarderConnector(KVConnectorBase_V1, SupportsHMA):
     def _made(self, config: VllmConfig, role: KVConnectorRole,
               kv: KVCacheConfig, options: Options, by_rank: str) -> None:
         """Its side. by_rank: why pages are stored as they are."""
-        described = self._describe(by_rank=by_rank)
+        described = self._describe(kv=kv, by_rank=by_rank)
         _check_model(config, described)
+        if (role != KVConnectorRole.SCHEDULER and described.opaque
+                and not by_rank and not self._describe(
+                    kv=pages.shown(kv)).opaque):
+            # Only workers see that the layers of a group differ.
+            if not self._alone:
+                raise pages.Unknown(described.opaque)
+            self._unknown = described.opaque
         if role == KVConnectorRole.SCHEDULER and described.opaque:
             logger.info("larder: KV is stored by rank (%s): engines of other "
                         "tensor or pipeline parallel sizes do not share it",

@@ -14,6 +14,7 @@ attention backend says what its shape means. Strides are the tensor's own.
 """
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -166,14 +167,30 @@ def _counts(config: dict[Any, Any]) -> Iterator[Any]:
             yield from _counts(value)
 
 
+def specs_of(group: Any) -> list[Any]:
+    """Of a group's layers. One whose layers differ has a spec for each; to the
+    scheduler vLLM shows the first in place of them all."""
+    found = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(found.values()) if found else [group.kv_cache_spec]
+
+
+def shown(kv: KVCacheConfig) -> KVCacheConfig:
+    """As vLLM shows it to the scheduler."""
+    found = copy.copy(kv)
+    found.kv_cache_groups = [copy.copy(one) for one in kv.kv_cache_groups]
+    for group in found.kv_cache_groups:
+        group.kv_cache_spec = specs_of(group)[0]
+    return found
+
+
 def alike(config: VllmConfig, kv: KVCacheConfig, group: GroupInfo,
           heads: int) -> bool:
     """Whether each layer of a group is known to have this many KV heads where
     there are more ranks than that: then the ranks' pages have one head each,
     of whatever the layer has, and do not tell."""
     if config.model_config.use_mla:
-        spec = kv.kv_cache_groups[group.index].kv_cache_spec
-        return any("MLA" in c.__name__ for c in type(spec).__mro__)
+        return all(any("MLA" in c.__name__ for c in type(spec).__mro__)
+                   for spec in specs_of(kv.kv_cache_groups[group.index]))
     found = list(_counts(config.model_config.hf_text_config.to_dict()))
     return bool(found) and all(one == heads for one in found)
 
