@@ -39,6 +39,7 @@ def cluster_of(larder, node, *what):
 
 
 def test_what_is_seen(larder, three):
+    larder("cluster", "wait-healthy", three[1].url(), "--timeout", "60")
     status = cluster_of(larder, three[1], "status")[0]
     assert status["member"] == "n1" and status["source"] == "static"
     assert status["owners"] == 3 and status["healthy"] is True
