@@ -289,6 +289,8 @@ static void take_flags(ldr_store_t *s, uint32_t shard, uint32_t flags,
     sh->kept = (flags & LDR_HO_KEPT) != 0;
     sh->tier =
         (flags & LDR_HO_BROUGHT) != 0 ? LARDER_TIER_PEER : LARDER_TIER_DRAM;
+    sh->withheld = !on_disk && !refused &&
+                   (flags & (LDR_HO_PEER | LDR_HO_SSD)) == LDR_HO_PEER;
     if ((flags & (LDR_HO_GIVEN | LDR_HO_PEER)) == 0) {
         flags |= LDR_HO_SSD;
     }
