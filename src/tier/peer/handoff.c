@@ -34,7 +34,9 @@ void ldr_peer_word(ldr_peer_node_t *n, uint32_t what, uint32_t space,
 {
     ldr_peers_t *p = n->tier;
     struct ldr_peer_word *w =
-        n->word_count < WORDS_MAX && !p->stop ? ldr_alloc(sizeof(*w)) : NULL;
+        n->word_count < WORDS_MAX && n->address[0] != '\0' && !p->stop
+            ? ldr_alloc(sizeof(*w))
+            : NULL;
 
     ldr_host_held(p->host);
     if (w == NULL) {

@@ -312,6 +312,12 @@ static larder_status_t peer_start(ldr_tier_t *t)
 {
     ldr_peers_t *p = (ldr_peers_t *)t;
 
+    ldr_host_lock(p->host);
+    p->began_empty = p->host->store.index.entry_count == 0 &&
+                     p->host->store.disks_absent == 0;
+    p->began_ns = ldr_peers_now(p);
+    p->began_s = ldr_wall_s(p->host->clock);
+    ldr_host_unlock(p->host);
     p->saver_runs = p->threads->start(p->threads->arg, &p->saver,
                                       "larder-peers", ldr_peer_saver, p);
     p->announcer_runs = p->threads->start(
@@ -320,10 +326,6 @@ static larder_status_t peer_start(ldr_tier_t *t)
         return ldr_fail(LARDER_E_NO_MEMORY, "cannot start a thread");
     }
     ldr_host_lock(p->host);
-    p->began_empty = p->host->store.index.entry_count == 0 &&
-                     p->host->store.disks_absent == 0;
-    p->began_ns = ldr_peers_now(p);
-    p->began_s = ldr_wall_s(p->host->clock);
     ldr_peers_look(p);
     ldr_host_unlock(p->host);
     return LARDER_OK;

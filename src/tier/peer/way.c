@@ -141,9 +141,12 @@ larder_status_t ldr_peer_way_open(ldr_peer_node_t *n)
     larder_status_t st = there ? LARDER_OK : make(n, address, seed, &w);
     ldr_host_lock(host);
     n->lost = st != LARDER_OK;
-    if (w != NULL) { /* another lane may have been faster */
-        other = leads_to(n->way, address) ? w : n->way;
-        n->way = other == w ? n->way : w;
+    if (w !=
+        NULL) { /* another lane may have been faster, or the member moved */
+        bool wanted = leads_to(w, n->address) && !leads_to(n->way, n->address);
+
+        other = wanted ? n->way : w;
+        n->way = wanted ? w : n->way;
     }
     ldr_host_unlock(host);
     give(other);
