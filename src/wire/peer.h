@@ -57,7 +57,8 @@ typedef struct ldr_meet {
 #define LDR_MEET_NEXT 32u   /* a request: the reply goes on with epochs */
 #define LDR_MEET_HOMES 64u  /* the sender keeps homes: it takes PEER_HOME */
 /* The sender began with nothing, so many minutes ago at most, by the bits from
- * LDR_MEET_AGE on: it can have missed no removal of before. */
+ * LDR_MEET_AGE on: it has missed no removal of before, except by what it has
+ * from a member that has missed one, and that it met before this one. */
 #define LDR_MEET_NEW 128u
 #define LDR_MEET_AGE 16u
 

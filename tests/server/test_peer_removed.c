@@ -7,6 +7,10 @@
 static const setting_t three[] = {
     {"cluster", "static:n1=sim:1,n2=sim:2,n3=sim:3"}, {NULL, NULL}};
 
+/* For a member that can be called, and calls nobody. */
+static const setting_t silent[] = {
+    {"cluster", "static:n1=sim:8,n2=sim:9,n3=sim:3"}, {NULL, NULL}};
+
 /* Two of three members; nobody has heard of the third one. */
 static rig_t *two_of_three(void)
 {
@@ -20,13 +24,20 @@ static larder_status_t remove_all(member_t *m, unsigned first, unsigned count)
 {
     larder_key_t *names = calloc(count, sizeof(*names));
     larder_item_t *items = calloc(count, sizeof(*items));
-    ldr_stop_t stop = {NULL, sim_now(m->rig->net) + 2000 * SIM_MS};
 
     for (unsigned i = 0; i < count; i++) {
         names[i] = name_of(first + i);
         items[i] = (larder_item_t){.key = &names[i]};
     }
-    ldr_node_remove(m->node, m->space, items, count, &stop);
+    /* What is more would be forgotten before others have heard of it. */
+    for (unsigned done = 0; done < count; done += LARDER_BATCH_MAX) {
+        unsigned left = count - done;
+        ldr_stop_t stop = {NULL, sim_now(m->rig->net) + 2000 * SIM_MS};
+
+        ldr_node_remove(m->node, m->space, items + done,
+                        left < LARDER_BATCH_MAX ? left : LARDER_BATCH_MAX,
+                        &stop);
+    }
     larder_status_t st = items[0].status;
     free(names);
     free(items);
@@ -161,6 +172,28 @@ static void test_too_many(void **state)
     peers_free(r);
 }
 
+/* Nor does it help that it is called, and told what is still on the list,
+ * before it has said what it has heard of. */
+static void test_called_first(void **state)
+{
+    rig_t *r = two_of_three();
+    member_t *m = &r->members[1];
+
+    (void)state;
+    member_up(r, 3, silent);
+    cut(r, 3, true);
+    need(save(&r->members[3], 1, BYTES) == LARDER_OK);
+    sim_sleep(r->net, 120000 * SIM_MS);
+    remove_all(m, 1, MANY);
+    uint32_t epoch = epoch_of(m);
+    cut(r, 3, false);
+    sim_sleep(r->net, 10000 * SIM_MS);
+    need(node_informed(m, "n3"));
+    need(epoch_of(m) != epoch && epoch_of(&r->members[3]) == epoch_of(m));
+    need(chunk_of(&r->members[3], 1) == LDR_NIL);
+    peers_free(r);
+}
+
 /* After a reset what was removed before it is of no interest. */
 static void test_reset_before(void **state)
 {
@@ -189,6 +222,7 @@ int main(void)
         cmocka_unit_test(test_newcomer),
         cmocka_unit_test(test_with_memory),
         cmocka_unit_test(test_too_many),
+        cmocka_unit_test(test_called_first),
         cmocka_unit_test(test_reset_before),
     };
 

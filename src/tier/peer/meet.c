@@ -458,7 +458,9 @@ larder_status_t ldr_peers_hear(ldr_peers_t *p, ldr_peer_node_t *n,
 
 /* ---- a meeting ---- */
 
-/* Message by message, until both have said all. */
+/* Message by message, until both have said all. Where removals are not kept
+ * any more that the other one may have missed, the first message has none: what
+ * it has heard of is known by its answer only before it has heard of more. */
 static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
                                 ldr_call_t *call, const ldr_stop_t *stop)
 {
@@ -470,6 +472,7 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
     ldr_host_lock(p->host);
     uint64_t wanted = p->wanted;
     uint32_t order = n->order;
+    bool asks = n->sent + 1 < p->removal_first;
     ldr_host_unlock(p->host);
     while (st == LARDER_OK && more) {
         uint8_t *body = ldr_body(call->buffer);
@@ -477,10 +480,10 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
         ldr_meet_t m;
 
         ldr_host_lock(p->host);
-        call->bytes =
-            (uint32_t)ldr_peers_say(p, n, n->sent + 1, &space, body, &upto);
-        more =
-            space != LDR_NIL || upto + 1 < p->removal_first + p->removal_count;
+        uint64_t end = p->removal_first + p->removal_count;
+        uint64_t from = asks ? end : n->sent + 1;
+        call->bytes = (uint32_t)ldr_peers_say(p, n, from, &space, body, &upto);
+        more = asks || space != LDR_NIL || upto + 1 < end;
         ldr_host_unlock(p->host);
         call->opcode = LDR_OP_MEET;
         st = ldr_conn_call(link, call, stop);
@@ -494,7 +497,8 @@ static larder_status_t exchange(ldr_peer_node_t *n, ldr_link_t *link,
         }
         if (st == LARDER_OK) {
             ldr_host_lock(p->host);
-            n->sent = ldr_max64(n->sent, upto);
+            n->sent = asks ? n->sent : ldr_max64(n->sent, upto);
+            asks = false;
             more = more || m.first + m.removals <= m.last ||
                    (m.flags & LDR_MEET_MORE) != 0;
             ldr_host_unlock(p->host);
