@@ -21,8 +21,8 @@ import vllm.platforms
 from larder_kv import _lib
 from larder_kv._options import Options
 from larder_kv.engine import mover
-from larder_kv.vllm import (LarderConnector, connector, limits, model, pages, patches,
-                            plugin, selfcheck, versions, worker)
+from larder_kv.vllm import (LarderConnector, connector, limits, model, pages,
+                            patches, plugin, selfcheck, versions, worker)
 from vllm.distributed import parallel_state
 from vllm.distributed.kv_transfer.kv_connector.v1 import (KVConnectorRole,
                                                           base)
@@ -747,7 +747,8 @@ def test_uniform_groups_of_latent_attention(dense, monkeypatch):
     kv.kv_cache_groups[0].layer_names = ["layers.0.attn", "layers.0.indexer"]
     one, other = described(config, kv), described(config, pages.shown(kv))
     assert one.opaque and other.opaque
-    assert (one.shards, one.replicas) == (other.shards, other.replicas) == (1, 2)
+    assert (one.shards, one.replicas) == (1, 2)
+    assert (other.shards, other.replicas) == (1, 2)
     assert one.descriptor == other.descriptor
 
 
