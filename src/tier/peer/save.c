@@ -203,14 +203,15 @@ bool ldr_peer_kept_elsewhere(ldr_tier_t *t, uint32_t shard)
     return elsewhere;
 }
 
-/* Nobody takes what others were to keep: the disks here are to. The shard is
- * ready. */
+/* Nobody takes what was saved here and others were to keep: the disks here are
+ * to. (What a member has brought is not announced as kept here, so that nobody
+ * would find it.) The shard is ready. */
 static void keep_here(ldr_peers_t *p, uint32_t shard)
 {
     ldr_store_t *store = &p->host->store;
     ldr_shard_t *sh = &store->shards[shard];
 
-    if (!sh->withheld || sh->given ||
+    if (!sh->withheld || sh->given || sh->tier == LARDER_TIER_PEER ||
         store->chunks[sh->chunk].entry == LDR_NIL) {
         return;
     }
