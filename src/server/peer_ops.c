@@ -104,7 +104,9 @@ static uint8_t *row_of(const ldr_peer_head_t *head, const finding_t *f)
 }
 
 /* What is not here of a chunk may be with other members: they are put in the
- * places of the row that are empty. With the lock. */
+ * places of the row that are empty. The second owner begins with the second of
+ * them: where the last that was announced is wrong, the other is asked as well.
+ * With the lock. */
 static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
                       const ldr_peer_name_t *name, const ldr_name_t *n,
                       finding_t *f)
@@ -117,8 +119,14 @@ static void add_homes(ldr_peer_conn_t *c, const ldr_peer_head_t *head,
         ldr_home_find(p, n->fingerprint, head->epoch, c->peer, nodes);
     ldr_peer_copy_t copy = {name->key, head->space, name->group,
                             (uint16_t)head->shards};
+    ldr_peer_node_t *owners[LDR_HOME_RANKS];
+    uint32_t next = 0;
 
-    for (uint32_t i = 0, next = 0; i < head->shards && count > 0; i++) {
+    if (count > 1) {
+        ldr_peers_owners(p, &name->key, false, LDR_HOME_RANKS, owners, &next);
+        next = next < LDR_HOME_RANKS ? next : 0;
+    }
+    for (uint32_t i = 0; i < head->shards && count > 0; i++) {
         uint8_t *at = row + LDR_PEER_FOUND_BYTES * (size_t)i;
 
         if ((name->room & LDR_ASK_HOMES) != 0 && ldr_peer_found_none(at)) {

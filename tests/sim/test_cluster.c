@@ -131,6 +131,8 @@ static const struct {
     {100, false}, /* a reset on a member that came back empty was lost */
     {207, false}, /* a member left before its own view said so */
     {58, true},   /* a connection was used that the other side had left */
+    {3252, true}, /* the home that was announced last was wrong */
+    {4128, true}, /* the same */
 };
 
 static void test_kept_seeds(void **state)
