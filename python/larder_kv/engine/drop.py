@@ -18,8 +18,8 @@ from larder_kv import _lib
 logger = logging.getLogger("larder")
 
 AGAIN_SECONDS = 2.0  # between two tries
-# While the engine waits: a node waits 2 s for a member that does not answer. What
-# takes longer is tried again.
+# While the engine waits: a node waits 2 s for a member that does not answer.
+# What takes longer is tried again.
 NOW_MS = 3000
 LATER_MS = 10000  # in a thread of its own
 
