@@ -141,9 +141,11 @@ larder_status_t ldr_peer_way_open(ldr_peer_node_t *n)
     larder_status_t st = there ? LARDER_OK : make(n, address, seed, &w);
     ldr_host_lock(host);
     n->lost = st != LARDER_OK;
-    if (w !=
-        NULL) { /* another lane may have been faster, or the member moved */
-        bool wanted = leads_to(w, n->address) && !leads_to(n->way, n->address);
+    /* Another lane may have been faster, or the member may have moved again: an
+     * old way is better than none, and not than one to where it is now. */
+    if (w != NULL) {
+        bool wanted = n->way == NULL || (leads_to(w, n->address) &&
+                                         !leads_to(n->way, n->address));
 
         other = wanted ? n->way : w;
         n->way = wanted ? w : n->way;
@@ -197,7 +199,9 @@ larder_status_t ldr_peer_talk_begin(ldr_peer_node_t *n, ldr_talk_t *v,
         st = ldr_peer_way_open(n);
         w = take(n);
     }
-    LDR_ASSERT(w != NULL || st != LARDER_OK);
+    if (w == NULL && st == LARDER_OK) { /* it was put to rest meanwhile */
+        st = ldr_fail(LARDER_E_OFFLINE, "%s: the member is gone", n->name);
+    }
     if (w != NULL) {
         st = ldr_talk_begin(v, w->remote, space != NULL ? &space->ref : NULL,
                             stop);
