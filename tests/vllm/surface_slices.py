@@ -19,7 +19,8 @@ from vllm.v1 import kv_cache_interface as kvi
 
 from surface import (config_of, dense, described, full_of, gemma3, kv_of,
                      refused, state_of, window_of)
-from surface_names import CHANGING, HARMLESS, space_of, untested_worker
+from surface_names import CHANGING, HARMLESS, space_of
+from surface_refused import untested_worker
 
 __all__ = ["dense", "gemma3"]  # fixtures
 

@@ -14,7 +14,8 @@ CASES = ("surface_client.py", "surface_cores.py", "surface_cuda.py",
          "surface_events.py",
          "surface_fetched.py", "surface_handoff.py",
          "surface_keys.py", "surface_loads.py", "surface_names.py",
-         "surface_pages.py", "surface_requests.py", "surface_resets.py",
+         "surface_pages.py", "surface_refused.py",
+         "surface_requests.py", "surface_resets.py",
          "surface_shared.py",
          "surface_sleep.py")
 # Pages are described, and failed loads of several groups can be reported.
